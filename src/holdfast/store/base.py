@@ -1,0 +1,176 @@
+"""What a place for checkpoints must be able to do: one small abstract class.
+
+A backend keeps *checkpoint folders* by name. A folder is **whole** once :meth:`Backend.commit` has
+returned, and from no earlier moment; until then :meth:`Backend.read_manifest` answers None for it.
+Everything else about checkpoints (what a manifest says, which is the newest, retention, verification)
+is written once, on top of these methods, in :mod:`holdfast.store.checkpoints`.
+
+A backend of your own passes ``holdfast.testing.BackendContract``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SENTINEL = "checkpoint-is-incomplete.txt"
+"""Inside a folder from its first byte until its commit."""
+
+MANIFEST = "holdfast.json"
+"""Inside a folder that is whole: what belongs to it, with sizes and checksums."""
+
+PARTS = ".parts"
+"""Subfolder in which the ranks tell the committing rank what they wrote; gone after the commit."""
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> str:
+    """What tells a process from a later one with the same number; empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return ""
+    # A zombie has let go of all it held: for a lock it is as dead as a process that is gone.
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who writes into a location."""
+
+    run: str
+    """The run's identity: restarts of the same job share it and may take over from each other at once."""
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    boot: str = field(default_factory=_boot_id)
+    started: str = field(default_factory=lambda: process_start(os.getpid()))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def is_dead(self) -> bool:
+        """True where this machine can tell that the process is gone; False: alive, or cannot tell."""
+        if self.host != socket.gethostname():
+            return False
+        if self.boot and self.boot != _boot_id():
+            return True
+        return process_start(self.pid) != self.started or not self.started
+
+    def __str__(self) -> str:
+        return f"run {self.run!r}, process {self.pid} on {self.host}"
+
+
+class Sink(ABC):
+    """A file of a checkpoint that is being written, front to back. Not visible as whole before the commit."""
+
+    @abstractmethod
+    def write(self, chunk: memoryview) -> None:
+        """Append. The chunk may be reused by the caller once this returns."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Make all that was written durable, and close."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up: close, and let go of what is held. Never raises."""
+
+
+class Backend(ABC):
+    """A place that holds checkpoint folders."""
+
+    uri: str
+    """The location as the user gave it, without credentials. A ``str``: ``Path`` eats the slashes of ``s3://``."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The names of all checkpoint folders, whole or not. Raises nothing when the location does not exist."""
+
+    @abstractmethod
+    def read_manifest(self, name: str) -> bytes | None:
+        """The manifest of a whole folder; None if the folder is not whole or not there."""
+
+    @abstractmethod
+    def sizes(self, name: str) -> dict[str, int]:
+        """Path and size of each file that lies in the folder now, manifest and sentinel included."""
+
+    @abstractmethod
+    def read_into(self, name: str, path: str, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from ``offset`` of a file; returns how many bytes were read, short only at the end."""
+
+    @abstractmethod
+    def begin(self, name: str) -> None:
+        """Make the folder, marked as not whole. Ranks that write one checkpoint together each call this.
+
+        Raises :class:`~holdfast.errors.CheckpointExistsError` if a whole folder has the name.
+        """
+
+    @abstractmethod
+    def create(self, name: str, path: str, size: int) -> Sink:
+        """Start to write a file of ``size`` bytes into a folder that was begun."""
+
+    @abstractmethod
+    def adopt(self, name: str, path: str, source: str, source_path: str) -> dict[str, Any] | None:
+        """Let the folder hold a file that another whole folder holds already, without storing its bytes again.
+
+        Returns what the manifest must say besides size and checksum (a ``ref`` where the file stays in the
+        other folder, nothing where it lies in both), or None where this is not possible.
+        """
+
+    @abstractmethod
+    def put_part(self, name: str, part: str, data: bytes) -> None:
+        """Tell the other ranks something about the folder that is being written. All or nothing."""
+
+    @abstractmethod
+    def claim_part(self, name: str, part: str, data: bytes) -> bool:
+        """Like :meth:`put_part`, but only the first caller succeeds: True for it, False for all others."""
+
+    @abstractmethod
+    def read_parts(self, name: str) -> dict[str, bytes]:
+        """What the ranks have told so far."""
+
+    @abstractmethod
+    def commit(self, name: str, manifest: bytes) -> None:
+        """From the return of this call on, and from no earlier moment, the folder is whole, power cut included."""
+
+    @abstractmethod
+    def discard(self, name: str, keep: Callable[[str], bool] | None = None) -> None:
+        """Remove a folder; it is not whole any more before its first byte goes.
+
+        Files for which ``keep`` says True stay: another folder refers to them.
+        """
+
+    @abstractmethod
+    def set_aside(self, name: str) -> None:
+        """Mark a folder as not whole: what was found damaged is never loaded again."""
+
+    @abstractmethod
+    def acquire(self, owner: Owner, *, wait_s: float = 0.0, takeover: bool = False) -> None:
+        """Become the only run that writes here, until :meth:`release` or death.
+
+        Raises :class:`~holdfast.errors.LocationBusyError`, naming the other, if it is still there after ``wait_s``.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let another run write here. Does nothing where nothing is held."""
+
+    def free_bytes(self) -> int | None:
+        """Room left, where it can be known."""
+        return None
+
+    def close(self) -> None:
+        """Let go of all that is held."""
+        self.release()
