@@ -32,7 +32,9 @@ class MissingExtraError(HoldfastError, ImportError):
     """An optional dependency is not installed. The message holds the pip command."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install 'holdfast[{extra}]'")
+        super().__init__(
+            f"{purpose} needs the package {package!r}, which is not installed: pip install 'holdfast[{extra}]'"
+        )
         self.extra = extra
 
 

@@ -1,0 +1,6 @@
+"""On which step all ranks save."""
+
+from holdfast.agree.board import Board, BoardLostError, DirectoryBoard, LocalBoard
+from holdfast.agree.protocol import Agreement, Call, Decision
+
+__all__ = ["Agreement", "Board", "BoardLostError", "Call", "Decision", "DirectoryBoard", "LocalBoard"]

@@ -1,0 +1,37 @@
+"""What a run tells the world: the progress file, the journal, and the goodput that follows from it."""
+
+from __future__ import annotations
+
+from holdfast.progress.file import (
+    UNKNOWN,
+    Checkpointing,
+    Progress,
+    ProgressFile,
+    ProgressFileError,
+    Unknown,
+    parse_progress,
+    read_progress,
+    render,
+)
+from holdfast.progress.goodput import AttemptRow, Goodput, goodput, timeline
+from holdfast.progress.journal import Journal, read_journal, redact, redact_uri
+
+__all__ = [
+    "UNKNOWN",
+    "AttemptRow",
+    "Checkpointing",
+    "Goodput",
+    "Journal",
+    "Progress",
+    "ProgressFile",
+    "ProgressFileError",
+    "Unknown",
+    "goodput",
+    "parse_progress",
+    "read_journal",
+    "read_progress",
+    "redact",
+    "redact_uri",
+    "render",
+    "timeline",
+]

@@ -1,0 +1,171 @@
+"""A small board that all ranks of a job can write on: in one process, or in a folder they share.
+
+:mod:`holdfast.agree.torch_board` puts the same board on the job's own key-value store.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+
+
+class BoardLostError(ConnectionError):
+    """The board is gone: the process that kept it has died."""
+
+
+class Board(ABC):
+    """Keys and values, seen by all ranks. Every method but :meth:`wait` answers at once."""
+
+    @abstractmethod
+    def put_once(self, key: str, value: bytes) -> bytes:
+        """Write ``value`` if nothing is there; returns what is there then. Decides races: all callers get the same."""
+
+    @abstractmethod
+    def append(self, key: str, value: bytes) -> int:
+        """Add an entry to a list; returns how many entries it has now."""
+
+    @abstractmethod
+    def entries(self, key: str) -> list[bytes]:
+        """The entries of a list so far."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """What :meth:`put_once` has written; None if nothing."""
+
+    @abstractmethod
+    def wait(self, key: str, timeout_s: float) -> bytes | None:
+        """Block until the key is written; None after ``timeout_s``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wake the waiters: they get :class:`BoardLostError`."""
+
+
+class LocalBoard(Board):
+    """For ranks, or simulated ranks, of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._lists: dict[str, list[bytes]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put_once(self, key: str, value: bytes) -> bytes:
+        with self._changed:
+            found = self._values.setdefault(key, value)
+            self._changed.notify_all()
+            return found
+
+    def append(self, key: str, value: bytes) -> int:
+        with self._changed:
+            entries = self._lists.setdefault(key, [])
+            entries.append(value)
+            return len(entries)
+
+    def entries(self, key: str) -> list[bytes]:
+        with self._changed:
+            return list(self._lists.get(key, ()))
+
+    def get(self, key: str) -> bytes | None:
+        with self._changed:
+            return self._values.get(key)
+
+    def wait(self, key: str, timeout_s: float) -> bytes | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or key in self._values, timeout_s)
+            if self._closed:
+                raise BoardLostError("the board was closed")
+            return self._values.get(key)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class DirectoryBoard(Board):
+    """In a folder on storage that all ranks share, for jobs that have no key-value store.
+
+    A folder cannot wake anyone, so waiting looks once every ``poll_s``.
+    """
+
+    def __init__(self, folder: str, poll_s: float = 0.2) -> None:
+        self._folder = folder
+        self._poll_s = poll_s
+        self._closed = threading.Event()
+        os.makedirs(folder, exist_ok=True)
+
+    def _path(self, key: str) -> str:
+        return os.path.join(self._folder, key.replace("/", "+"))
+
+    def put_once(self, key: str, value: bytes) -> bytes:
+        path = self._path(key)
+        temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
+        with open(temporary, "wb") as file:
+            file.write(value)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(temporary)
+        found = self.get(key)
+        assert found is not None
+        return found
+
+    def append(self, key: str, value: bytes) -> int:
+        folder = self._path(key) + ".d"
+        os.makedirs(folder, exist_ok=True)
+        for index in range(10**6):
+            if self._claim(os.path.join(folder, f"{index:07d}"), value):
+                return index + 1
+        raise AssertionError("a million entries")
+
+    @staticmethod
+    def _claim(path: str, value: bytes) -> bool:
+        if os.path.exists(path):
+            return False
+        temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
+        with open(temporary, "wb") as file:
+            file.write(value)
+        try:
+            os.link(temporary, path)
+            return True
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(temporary)
+
+    def entries(self, key: str) -> list[bytes]:
+        folder = self._path(key) + ".d"
+        try:
+            names = sorted(name for name in os.listdir(folder) if not name.endswith(".tmp"))
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                found.append(file.read())
+        return found
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            with open(self._path(key), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def wait(self, key: str, timeout_s: float) -> bytes | None:
+        until = time.monotonic() + timeout_s
+        while True:
+            found = self.get(key)
+            left = until - time.monotonic()
+            if found is not None or left <= 0:
+                return found
+            if self._closed.wait(min(self._poll_s, left)):
+                raise BoardLostError("the board was closed")
+
+    def close(self) -> None:
+        self._closed.set()

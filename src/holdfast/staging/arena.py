@@ -1,0 +1,113 @@
+"""Out of the way of training: one reused copy of the state in host memory.
+
+Training waits for the copy alone. On CUDA the copy runs on a stream of its own into page-locked
+memory: the device waits for it, the program does not. The memory is kept from save to save, so that
+only the first save pays for fresh pages, and there is never more than one copy.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from holdfast.staging.images import BytesImage, Pool, TensorImage, flat_bytes
+
+CHUNK = 8 << 20
+
+
+class StagedImage:
+    """A file whose bytes lie in the arena."""
+
+    def __init__(self, path: str, memory: memoryview, ready: torch.cuda.Event | None) -> None:
+        self.path = path
+        self.size = len(memory)
+        self.volatile = True
+        self._memory = memory
+        self._ready = ready
+
+    def chunks(self, pool: Pool) -> Iterator[memoryview]:
+        if self._ready is not None:
+            self._ready.synchronize()
+        for begin in range(0, self.size, CHUNK):
+            yield self._memory[begin : begin + CHUNK]
+
+
+class Arena:
+    """Host memory for one staged state. :meth:`stage` may be called again once the last one is written."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, mmap.mmap] = {}
+        self._pinned: set[str] = set()
+        self._stream: torch.cuda.Stream | None = None
+
+    def block(self, path: str, size: int) -> memoryview:
+        """Memory for a file of ``size`` bytes; the same as last time where it is large enough."""
+        block = self._blocks.get(path)
+        if block is None or len(block) < size:
+            self._release(path)
+            block = self._blocks[path] = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+            if hasattr(mmap, "MADV_HUGEPAGE") and size >= 4 << 20:
+                try:
+                    block.madvise(mmap.MADV_HUGEPAGE)
+                except OSError:
+                    pass
+        return memoryview(block)[:size]
+
+    def prepare(self, images: Sequence[TensorImage | BytesImage]) -> None:
+        """Touch the memory that these images will need, so that the first save does not have to."""
+        for image in images:
+            if isinstance(image, TensorImage):
+                block = self.block(image.path, image.size)
+                for begin in range(0, image.size, mmap.PAGESIZE):
+                    block[begin] = 0
+
+    def stage(self, images: Sequence[TensorImage | BytesImage]) -> list[StagedImage | BytesImage]:
+        """Copy. On return CPU tensors may change again; CUDA tensors too, for work queued after this call."""
+        staged: list[StagedImage | BytesImage] = []
+        ready: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for image in images if isinstance(image, TensorImage) for tensor in image.tensors):
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            ready = torch.cuda.Event()
+        for image in images:
+            if isinstance(image, BytesImage):
+                staged.append(image)
+                continue
+            memory = self.block(image.path, image.size)
+            if ready is not None:
+                self._pin(image.path)
+                with torch.cuda.stream(self._stream):
+                    self._copy(image, memory)
+            else:
+                self._copy(image, memory)
+            staged.append(StagedImage(image.path, memory, ready))
+        if ready is not None and self._stream is not None:
+            ready.record(self._stream)
+            torch.cuda.current_stream().wait_stream(self._stream)
+        return staged
+
+    @staticmethod
+    def _copy(image: TensorImage, memory: memoryview) -> None:
+        memory[: len(image.header)] = image.header
+        target = torch.frombuffer(memory, dtype=torch.uint8)
+        offset = len(image.header)
+        for tensor in image.tensors:
+            size = tensor.numel() * tensor.element_size()
+            if size:
+                target[offset : offset + size].copy_(flat_bytes(tensor), non_blocking=True)
+            offset += size
+
+    def _pin(self, path: str) -> None:
+        if path not in self._pinned:
+            block = torch.frombuffer(self._blocks[path], dtype=torch.uint8)
+            torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.numel(), 0)
+            self._pinned.add(path)
+
+    def _release(self, path: str) -> None:
+        block = self._blocks.pop(path, None)
+        if block is not None and path in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(torch.frombuffer(block, dtype=torch.uint8).data_ptr())
+            self._pinned.discard(path)

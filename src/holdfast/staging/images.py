@@ -1,0 +1,139 @@
+"""What a file of tensors looks like on disk, before it is there: safetensors, laid out for direct I/O.
+
+The header is padded so that the tensors begin on a page: the image of a file can be written from
+memory without another copy. Any safetensors reader loads the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PAGE = 4096
+METADATA = "holdfast"
+"""Key in a file's safetensors metadata under which holdfast keeps the JSON part of a state."""
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class Pool(Protocol):
+    def take(self) -> memoryview: ...
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor as a flat view; a copy only where the tensor is not contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+class TensorImage:
+    """One safetensors file, still made of live tensors."""
+
+    def __init__(
+        self,
+        path: str,
+        tensors: Mapping[str, torch.Tensor],
+        metadata: Mapping[str, str] | None = None,
+        *,
+        volatile: bool = True,
+    ) -> None:
+        self.path = path
+        self.volatile = volatile
+        """Whether the content is expected to differ from save to save."""
+        # Wide types first: every tensor then begins at a multiple of its element size.
+        ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+        self.tensors = [tensor for _, tensor in ordered]
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+        offset = 0
+        for name, tensor in ordered:
+            try:
+                dtype = _NAMES[tensor.dtype]
+            except KeyError:
+                raise TypeError(f"{name} has type {tensor.dtype}, which safetensors cannot hold") from None
+            size = tensor.numel() * tensor.element_size()
+            header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(8 + len(text)) % PAGE)
+        self.header = len(text).to_bytes(8, "little") + text
+        self.size = len(self.header) + offset
+
+    def chunks(self, pool: Pool) -> Iterator[memoryview]:
+        """Gather header and tensors into buffers of the pool, one after the other."""
+        chunk, used = pool.take(), 0
+        target = torch.frombuffer(chunk, dtype=torch.uint8)
+        sources = [torch.frombuffer(bytearray(self.header), dtype=torch.uint8)]
+        for source in (*sources, *self.tensors):
+            data = flat_bytes(source)
+            begin = 0
+            while begin < data.numel():
+                count = min(len(chunk) - used, data.numel() - begin)
+                target[used : used + count].copy_(data[begin : begin + count])
+                used += count
+                begin += count
+                if used == len(chunk):
+                    yield chunk
+                    chunk, used = pool.take(), 0
+                    target = torch.frombuffer(chunk, dtype=torch.uint8)
+        yield chunk[:used]
+
+
+class BytesImage:
+    """A small file whose bytes are at hand."""
+
+    volatile = True
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self.path = path
+        self.size = len(data)
+        self._data = data
+
+    def chunks(self, pool: Pool) -> Iterator[memoryview]:
+        view = memoryview(self._data)
+        for begin in range(0, len(view), 1 << 20):
+            yield view[begin : begin + (1 << 20)]
+
+
+def parse(memory: memoryview) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors, as views of ``memory``, and metadata of a safetensors file that lies in memory."""
+    length = int.from_bytes(memory[:8], "little")
+    if not 0 < length <= len(memory) - 8:
+        raise ValueError(f"a header of {length} bytes in a file of {len(memory)}")
+    header = json.loads(bytes(memory[8 : 8 + length]))
+    metadata = header.pop("__metadata__", {})
+    base = 8 + length
+    whole = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) > base else torch.empty(0, dtype=torch.uint8)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(memory) - base:
+            raise ValueError(f"tensor {name!r} lies outside the file")
+        data = whole[base + begin : base + end] if end > begin else torch.empty(0, dtype=torch.uint8)
+        dtype = _DTYPES[entry["dtype"]]
+        if (base + begin) % dtype.itemsize:
+            data = data.clone()
+        tensors[name] = data.view(dtype).reshape(entry["shape"])
+    return tensors, metadata
