@@ -4,3 +4,55 @@ Importing this package costs only the standard library: no torch, no threads, no
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import (
+    CheckpointCorruptError,
+    ConfigError,
+    HoldfastError,
+    LocationBusyError,
+    MissingExtraError,
+    Preempted,
+    StateError,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from holdfast.adapters.torch import Run
+    from holdfast.notice import listen
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointCorruptError",
+    "ConfigError",
+    "HoldfastError",
+    "LocationBusyError",
+    "MissingExtraError",
+    "Preempted",
+    "Run",
+    "StateError",
+    "StoreError",
+    "listen",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Run":
+        try:
+            from holdfast.adapters.torch import Run
+        except ModuleNotFoundError as error:
+            if error.name in ("torch", "numpy", "safetensors"):
+                raise MissingExtraError(error.name, "torch", "holdfast.Run") from error
+            raise
+        return Run
+    if name == "listen":
+        from holdfast.notice import listen
+
+        return listen
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -6,8 +6,8 @@ then. On the call it posts the step that its rank can stop at soonest; the last 
 highest step of all. Every rank can reach that step, since it needs only collectives that all still
 take part in, and none has passed it, since a boundary reached during a round waits for the decision.
 
-A rank that stays silent is dead: its posting thread needs nothing of its training thread. Then the
-decision is to rescue: each survivor saves what it has.
+A rank that stays silent is dead: its posting thread needs nothing of its training thread. Then, or when
+a rank says that it is broken, the decision is to rescue: each survivor saves what it has.
 
 All races are settled by ``put_once``: whoever writes first, all ranks read the same.
 """
@@ -75,10 +75,13 @@ class Agreement:
             continue
         return Call(**json.loads(value))
 
-    def decide(self, step: int) -> Decision:
-        """Post the step at which this rank can stop soonest, and return what all do."""
+    def decide(self, step: int, *, broken: bool = False) -> Decision:
+        """Post the step at which this rank can stop soonest, and return what all do.
+
+        ``broken``: this rank will take part in no further step, so the others cannot finish theirs either.
+        """
         began = time.monotonic()
-        count = self.board.append(f"{self.round}/posts", json.dumps([self.rank, step]).encode())
+        count = self.board.append(f"{self.round}/posts", json.dumps([self.rank, step, broken]).encode())
         key = f"{self.round}/decision"
         value: bytes | None
         if count == self.world:
@@ -92,6 +95,8 @@ class Agreement:
         return Decision(fields["step"], fields["rescue"], tuple(fields["silent"]), time.monotonic() - began)
 
     def _outcome(self) -> bytes:
-        posts = dict(json.loads(entry) for entry in self.board.entries(f"{self.round}/posts"))
-        silent = sorted(set(range(self.world)) - posts.keys())
-        return json.dumps({"step": max(posts.values()), "rescue": bool(silent), "silent": silent}).encode()
+        posts = [json.loads(entry) for entry in self.board.entries(f"{self.round}/posts")]
+        silent = sorted(set(range(self.world)) - {rank for rank, _, _ in posts})
+        broken = any(broken for _, _, broken in posts)
+        step = max(step for _, step, _ in posts)
+        return json.dumps({"step": step, "rescue": bool(silent) or broken, "silent": silent}).encode()

@@ -19,11 +19,8 @@ _END = b"\n"
 
 
 def job_store() -> Any:
-    """The store under the default process group, without the prefixes that torch puts around it."""
-    store = dist.distributed_c10d._get_default_store()
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store
+    """The store of the default process group, with the prefix under which torch keeps attempts apart."""
+    return dist.distributed_c10d._get_default_store()
 
 
 class TorchBoard(Board):

@@ -15,6 +15,7 @@ import email.utils
 import http.client
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -141,7 +142,7 @@ class MetadataSource(ABC):
                 f"expected http://HOST or http://HOST:PORT, such as {_METADATA}"
             )
         for knob, value in (("poll_s", self.poll_s), ("request_s", self.request_s)):
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise ConfigError(f"{knob}={value!r} for the {self.title} metadata must be above 0 seconds")
         self._stop = threading.Event()
         self._session: _Session | None = None
@@ -273,11 +274,16 @@ class GcpSource(MetadataSource):
     _INSTANCE = "/computeMetadata/v1/instance"
 
     def _look(self, session: _Session) -> Notice | None:
-        # The first question must not wait: the value may have changed before it was asked.
-        path, wait_s = f"{self._INSTANCE}/preempted", 0
-        if "etag" in session.kept:
-            wait_s = max(1, round(self.poll_s))
-            path += f"?wait_for_change=true&timeout_sec={wait_s}&last_etag={quote(session.kept['etag'], safe='')}"
+        if "etag" not in session.kept:
+            # The first question must not wait: the value may have changed before it was asked.
+            notice = self._ask(session, f"{self._INSTANCE}/preempted", 0)
+            if notice is not None or "etag" not in session.kept:
+                return notice
+        wait_s, etag = math.ceil(self.poll_s), quote(session.kept["etag"], safe="")
+        query = f"wait_for_change=true&timeout_sec={wait_s}&last_etag={etag}"
+        return self._ask(session, f"{self._INSTANCE}/preempted?{query}", wait_s)
+
+    def _ask(self, session: _Session, path: str, wait_s: float) -> Notice | None:
         answer = session.request("GET", path, self._HEADERS, wait_s)
         preempted = answer.text().upper()
         if preempted not in ("TRUE", "FALSE"):

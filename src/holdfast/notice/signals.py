@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
-_POKE = 0
-"""The byte that the Python half writes: it is no signal's number."""
+_CALL, _WAKE = 0, 255
+"""Bytes of ours in the pipe, no signal's number: the Python handler was called; there is something to look at."""
 _TWIN_S = 0.05
 """How far apart the two reports of one signal may be when their order does not settle it."""
 _PENDING_MAX = 16
@@ -212,11 +212,11 @@ class _Reader(threading.Thread):
             data = os.read(self._fd, 4096)
             at, wall = time.monotonic(), time.time()
             for byte in data:
-                if byte == _POKE:
-                    self._on_poke()
+                if byte == _CALL and self._listener.calls:
+                    self._on_call(self._listener.calls.popleft())
                 elif byte in self._listener.installed:
                     self._on_byte(byte, at, wall)
-            self._listener.forward(bytes(byte for byte in data if byte != _POKE))
+            self._listener.forward(bytes(byte for byte in data if byte not in (_CALL, _WAKE)))
             self._listener.flush()
 
     def _on_byte(self, signum: int, at: float, wall: float) -> None:
@@ -226,10 +226,6 @@ class _Reader(threading.Thread):
             return
         self._bytes_seen.setdefault(signum, deque(maxlen=_PENDING_MAX)).append(at)
         self._emit(signum, at, wall)
-
-    def _on_poke(self) -> None:
-        while self._listener.calls:
-            self._on_call(self._listener.calls.popleft())
 
     def _on_call(self, call: _Call) -> None:
         seen = self._bytes_seen.get(call.signum)
@@ -306,7 +302,7 @@ class _Listener:
             self._had_subscriber = True
             self._unclaimed = set()
             retired = self._settle()
-            self._poke()  # what came before the first subscriber is waiting
+            self._poke(_WAKE)  # what came before the first subscriber is waiting
         self._join(retired)
 
     def unsubscribe(self, source: SignalSource) -> None:
@@ -391,7 +387,7 @@ class _Listener:
         if current != self._pipe[1]:
             _set_wakeup_fd(current)
         reader.retired = True
-        self._poke()
+        self._poke(_WAKE)
         return reader
 
     def _take_wakeup_fd(self, ours: int) -> None:
@@ -452,7 +448,7 @@ class _Listener:
                 for source in sources:
                     source.deferred_exit = source.deferred_exit or raised
                 self._deferred.append((signum, _describe(self._earlier[signum][-1]), raised))
-                self._poke()
+                self._poke(_WAKE)
             return
         # Nobody to act on it: the first one is kept for whoever starts next.
         first = not self._had_subscriber and signum not in self._unclaimed
@@ -471,8 +467,10 @@ class _Listener:
             self._forward = None  # its owner is done with it; ours stays
         elif current != ours:
             _set_wakeup_fd(current)
+        # One byte for one call: the order of bytes in the pipe is what pairs the two reports.
         self.calls.append(_Call(signum, at, wall, current == ours))
-        self._poke()
+        if not self._poke(_CALL):
+            self.calls.pop()
 
     def _call_earlier(self, signum: int, frame: FrameType | None, *, as_without_us: bool) -> None:
         """Calls the handler that was there before ours.
@@ -528,12 +526,13 @@ class _Listener:
             if not sources and keep:
                 self.pending = [*self.pending, (signum, notice)][-_PENDING_MAX:]
 
-    def _poke(self) -> None:
-        if self._pipe is not None:
-            try:
-                os.write(self._pipe[1], bytes((_POKE,)))
-            except BlockingIOError:
-                pass  # full: the reader has plenty to wake up for
+    def _poke(self, byte: int) -> bool:
+        if self._pipe is None:
+            return False
+        try:
+            return os.write(self._pipe[1], bytes((byte,))) == 1
+        except BlockingIOError:
+            return False  # full: the reader has plenty to wake up for
 
     def _join(self, reader: _Reader | None) -> None:
         if reader is not None and reader is not threading.current_thread():

@@ -91,7 +91,7 @@ class Progress:
     validation_loss: float | None = None
     validation_accuracy: float | None = None
     learning_rate: float | None = None
-    resumed_from: str | None | Unknown = UNKNOWN
+    resumed_from: str | Unknown | None = UNKNOWN
     """Name of the checkpoint that this attempt went on from; None: it started from scratch."""
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
 
@@ -332,9 +332,10 @@ def read_progress(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> d
     """
     # NONBLOCK, then a look at what was opened: a pipe planted here must not hold the reader.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ProgressFileError(f"progress file {os.fspath(path)!r} is not a regular file")
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ProgressFileError(f"progress file {os.fspath(path)!r} is not a regular file")
         data = file.read(max_bytes + 1)
     try:
         return parse_progress(data, max_bytes)

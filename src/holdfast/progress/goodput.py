@@ -154,7 +154,7 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 _TAKEN_AWAY = frozenset({"preempted", "rescued", "failed", "died"})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Attempt:
     run: str
     number: int

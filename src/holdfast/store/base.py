@@ -35,6 +35,13 @@ def _boot_id() -> str:
         return ""
 
 
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def process_start(pid: int) -> str:
     """What tells a process from a later one with the same number; empty if there is none."""
     try:
@@ -56,17 +63,29 @@ class Owner:
     pid: int = field(default_factory=os.getpid)
     boot: str = field(default_factory=_boot_id)
     started: str = field(default_factory=lambda: process_start(os.getpid()))
+    pid_namespace: str = field(default_factory=_pid_namespace)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Owner:
+        """What another process wrote; raises ValueError if it is no record of an owner."""
+        try:
+            known = {name: str(record.get(name, "")) for name in ("run", "host", "boot", "started", "pid_namespace")}
+            return cls(pid=int(record["pid"]), **known)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the record of an owner: {error}") from error
+
     def is_dead(self) -> bool:
         """True where this machine can tell that the process is gone; False: alive, or cannot tell."""
-        if self.host != socket.gethostname():
+        # A host's name proves nothing: pods of two clusters share names, and pods on the host's network share the
+        # node's. The same boot and the same process numbers do.
+        if not self.started or not self.boot or self.boot != _boot_id():
             return False
-        if self.boot and self.boot != _boot_id():
-            return True
-        return process_start(self.pid) != self.started or not self.started
+        if not self.pid_namespace or self.pid_namespace != _pid_namespace():
+            return False
+        return process_start(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"run {self.run!r}, process {self.pid} on {self.host}"
@@ -85,7 +104,7 @@ class Sink(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Give up: close, and let go of what is held. Never raises."""
+        """Give up: close, and let go of what is held. Never raises, whatever was called before."""
 
 
 class Backend(ABC):
@@ -93,6 +112,9 @@ class Backend(ABC):
 
     uri: str
     """The location as the user gave it, without credentials. A ``str``: ``Path`` eats the slashes of ``s3://``."""
+
+    read_size: int = 8 << 20
+    """Bytes that :meth:`read_into` is best asked for at a time: more where it reads in parallel."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -125,6 +147,10 @@ class Backend(ABC):
     def adopt(self, name: str, path: str, source: str, source_path: str) -> dict[str, Any] | None:
         """Let the folder hold a file that another whole folder holds already, without storing its bytes again.
 
+        ``source`` and ``source_path`` name the place where the bytes lie: if the other folder's manifest has a
+        ``ref`` for the file, they are the two parts of that ``ref``, so that refs never lead to refs. Until the
+        commit, retention must not remove ``source`` (:func:`holdfast.store.checkpoints.retain`'s ``protect``).
+
         Returns what the manifest must say besides size and checksum (a ``ref`` where the file stays in the
         other folder, nothing where it lies in both), or None where this is not possible.
         """
@@ -143,7 +169,17 @@ class Backend(ABC):
 
     @abstractmethod
     def commit(self, name: str, manifest: bytes) -> None:
-        """From the return of this call on, and from no earlier moment, the folder is whole, power cut included."""
+        """From the return of this call on, and from no earlier moment, the folder is whole, power cut included.
+
+        If it raises, the folder is not whole, except where the store's answer was lost: then it may be, and what
+        it holds is then all there. Raises :class:`~holdfast.errors.LocationBusyError` instead of committing if the
+        location was acquired through this object and another run has taken it over since, and
+        :class:`~holdfast.errors.CheckpointExistsError` if the folder is whole already.
+        """
+
+    @abstractmethod
+    def amend(self, name: str, manifest: bytes) -> None:
+        """Replace the manifest of a whole folder. All or nothing; the folder stays whole throughout."""
 
     @abstractmethod
     def discard(self, name: str, keep: Callable[[str], bool] | None = None) -> None:
@@ -154,11 +190,14 @@ class Backend(ABC):
 
     @abstractmethod
     def set_aside(self, name: str) -> None:
-        """Mark a folder as not whole: what was found damaged is never loaded again."""
+        """Mark a folder as not whole: what was found damaged is never loaded again. It may be begun anew."""
 
     @abstractmethod
     def acquire(self, owner: Owner, *, wait_s: float = 0.0, takeover: bool = False) -> None:
         """Become the only run that writes here, until :meth:`release` or death.
+
+        A run that died is no obstacle. ``takeover`` says that the other run is known to be gone, or may be pushed
+        aside: its next commit raises.
 
         Raises :class:`~holdfast.errors.LocationBusyError`, naming the other, if it is still there after ``wait_s``.
         """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import CheckpointCorruptError, StoreError
-from holdfast.store.base import Backend
+from holdfast.store.base import SENTINEL, Backend
 from holdfast.store.manifest import Manifest, step_of
 from holdfast.store.pipeline import read_checked
 
@@ -37,7 +37,18 @@ class Checkpoint:
 
 
 def open_checkpoint(backend: Backend, name: str) -> Checkpoint | None:
-    """The checkpoint of that name, if it is whole as far as its manifest and its file sizes tell."""
+    """The checkpoint of that name, if it is whole as far as its manifest and its file sizes tell.
+
+    None: it is not whole, or not there. Raises :class:`~holdfast.errors.CheckpointCorruptError` if it was committed
+    and something is missing now.
+    """
+    checkpoint = _decoded(backend, name)
+    if checkpoint is not None and (problem := missing_or_truncated(checkpoint)) is not None:
+        raise CheckpointCorruptError(f"{name}: {problem}")
+    return checkpoint
+
+
+def _decoded(backend: Backend, name: str) -> Checkpoint | None:
     data = backend.read_manifest(name)
     if data is None:
         return None
@@ -50,7 +61,8 @@ def open_checkpoint(backend: Backend, name: str) -> Checkpoint | None:
 def whole(backends: Sequence[Backend]) -> Iterator[Checkpoint]:
     """All whole checkpoints of all locations, newest first; at the same step, in the order of the locations.
 
-    Looks at no more folders than the caller takes: the newest of thousands costs one listing and one manifest.
+    What is damaged or out of reach is skipped, with a warning. Looks at no more folders than the caller takes: the
+    newest of thousands costs one listing of the location, one manifest and one listing of its folder.
     """
     candidates: list[tuple[int, int, str]] = []
     for order, backend in enumerate(backends):
@@ -71,7 +83,11 @@ def whole(backends: Sequence[Backend]) -> Iterator[Checkpoint]:
 def verify(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None) -> list[str]:
     """Read every byte; returns what is wrong, in words. An empty list: whole."""
     problems: list[str] = []
+    wrong_size = dict(_wrong_sizes(checkpoint))
     for entry in checkpoint.manifest.files:
+        if entry.path in wrong_size:
+            problems.append(f"{checkpoint.name}: {wrong_size[entry.path]}")
+            continue
         try:
             read_checked(checkpoint.backend, checkpoint.name, entry, on_bytes=on_bytes)
         except (StoreError, OSError) as error:
@@ -81,11 +97,18 @@ def verify(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None
 
 def missing_or_truncated(checkpoint: Checkpoint) -> str | None:
     """A quick look, without reading the bytes: the first file that is missing or has the wrong size."""
-    sizes = checkpoint.backend.sizes(checkpoint.name)
+    return next((problem for _, problem in _wrong_sizes(checkpoint)), None)
+
+
+def _wrong_sizes(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    sizes: dict[str, dict[str, int]] = {}
     for entry in checkpoint.manifest.files:
-        if entry.ref is None and sizes.get(entry.path) != entry.size:
-            return f"{entry.path} has {sizes.get(entry.path, 'no')} bytes instead of {entry.size}"
-    return None
+        folder, _, path = (entry.ref or f"{checkpoint.name}/{entry.path}").partition("/")
+        if folder not in sizes:
+            sizes[folder] = checkpoint.backend.sizes(folder)
+        if (size := sizes[folder].get(path)) != entry.size:
+            place = entry.path if entry.ref is None else f"{entry.path} (kept as {entry.ref})"
+            yield entry.path, f"{place} has {'no' if size is None else size} bytes instead of {entry.size}"
 
 
 def unfinished(backend: Backend) -> list[str]:
@@ -94,33 +117,66 @@ def unfinished(backend: Backend) -> list[str]:
 
 
 def clean(backend: Backend, names: Iterable[str] | None = None) -> list[str]:
-    """Remove folders that are not whole. Only for the run that holds the location."""
+    """Remove folders that are not whole, of those in ``names`` if given. Only for the run that holds the location.
+
+    Files in them that a whole checkpoint refers to stay.
+    """
     removed = []
-    referenced = _references(backend)
-    for name in unfinished(backend) if names is None else names:
-        backend.discard(name, keep=lambda path, name=name: f"{name}/{path}" in referenced)  # type: ignore[misc]
-        removed.append(name)
+    referenced: set[str] | None = None
+    for name in backend.names() if names is None else names:
+        if backend.read_manifest(name) is None:
+            if referenced is None:
+                referenced = _references(backend)
+            _discard(backend, name, referenced)
+            removed.append(name)
     return removed
 
 
 def retain(backend: Backend, keep: int, protect: Iterable[str] = ()) -> list[str]:
-    """Keep the newest ``keep`` whole checkpoints and those in ``protect``; returns the names of those removed."""
+    """Keep the newest ``keep`` whole checkpoints and those in ``protect``; returns the names of those removed.
+
+    ``protect`` names at least those from which a save under way adopts files. What an earlier call had to leave
+    because a kept checkpoint referred to it goes once none does. Raises, before anything is removed, if a manifest
+    is out of reach: it could refer to what would go.
+    """
     assert keep >= 1
+    protected = set(protect)
     kept = list(whole([backend]))
-    doomed = [checkpoint.name for checkpoint in kept[keep:] if checkpoint.name not in set(protect)]
-    if doomed:
+    doomed = [checkpoint.name for checkpoint in kept[keep:] if checkpoint.name not in protected]
+    leftovers = _leftovers(backend, kept[:keep], protected)
+    if doomed or leftovers:
         referenced = _references(backend, without=set(doomed))
-        for name in reversed(doomed):
-            backend.discard(name, keep=lambda path, name=name: f"{name}/{path}" in referenced)  # type: ignore[misc]
+        for name in [*reversed(doomed), *leftovers]:
+            _discard(backend, name, referenced)
     return doomed
 
 
+def _discard(backend: Backend, name: str, referenced: set[str]) -> None:
+    backend.discard(name, keep=lambda path: f"{name}/{path}" in referenced)
+
+
+def _leftovers(backend: Backend, kept: Sequence[Checkpoint], protected: set[str]) -> list[str]:
+    """Folders older than all that is kept, neither whole nor being written: what retention left of them."""
+    if not kept:
+        return []
+    older = [name for name in backend.names() if (step_of(name) or 0) < kept[-1].step and name not in protected]
+    return [name for name in older if backend.read_manifest(name) is None and SENTINEL not in backend.sizes(name)]
+
+
 def _references(backend: Backend, without: set[str] | None = None) -> set[str]:
-    """Files that whole checkpoints need although they lie in another folder."""
-    return {
-        entry.ref
-        for checkpoint in whole([backend])
-        if checkpoint.name not in (without or set())
-        for entry in checkpoint.manifest.files
-        if entry.ref is not None
-    }
+    """Files that committed checkpoints need although they lie in another folder.
+
+    A checkpoint whose manifest is damaged cannot be loaded and needs nothing; one that is out of reach now may
+    need anything, hence that error is not caught.
+    """
+    referenced: set[str] = set()
+    for name in backend.names():
+        if name in (without or set()):
+            continue
+        try:
+            checkpoint = _decoded(backend, name)
+        except CheckpointCorruptError:
+            continue
+        if checkpoint is not None:
+            referenced.update(entry.ref for entry in checkpoint.manifest.files if entry.ref is not None)
+    return referenced

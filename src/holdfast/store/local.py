@@ -22,6 +22,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -37,23 +38,48 @@ ALIGNMENT = 4096
 HOME = ".holdfast"
 """Subfolder of a location for what is no checkpoint: the lock, the journal, rank records."""
 
-_HELD: set[str] = set()
-"""Locations that this process holds: record locks do not keep out their own process."""
+_HELD: dict[str, int] = {}
+"""Locations that this process holds, with its number: record locks do not keep out their own process, and a
+forked child inherits this table but not the locks."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _SENTINEL_TEXT = b"This checkpoint is not whole: it is being written, or its writer was killed. Do not load it.\n"
 
 
 def fsync_dir(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some network file systems sync no folders
+            raise
     finally:
         os.close(fd)
 
 
+def make_folders(path: str) -> None:
+    """Like ``os.makedirs(path, exist_ok=True)``, and a power cut does not take away what was made."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folders(parent)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    fsync_dir(parent)
+
+
+def _temporary(path: str) -> str:
+    # The process number does not tell writers apart: in containers on two nodes it is often the same.
+    return f"{path}.{secrets.token_hex(6)}.tmp"
+
+
 def write_durable(path: str, data: bytes) -> None:
     """Replace a small file so that after a crash it holds either the old bytes or the new ones."""
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = _temporary(path)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         view = memoryview(data)
@@ -94,10 +120,15 @@ class LocalSink(Sink):
 
     def __init__(self, path: str, size: int) -> None:
         self._path = path
+        self._fd = -1
         self._written = 0
         self._direct = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with _as_store_error(f"cannot write {path}"):
+            # What a writer that died left here may be a hard link to a file of a whole checkpoint: the name goes,
+            # and the bytes stay where they are needed.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
             try:
                 self._fd = os.open(path, flags | os.O_DIRECT, 0o666)
             except OSError as error:
@@ -105,14 +136,25 @@ class LocalSink(Sink):
                     raise
                 self._direct = False
                 self._fd = os.open(path, flags, 0o666)
-            if size:
-                # A disk that is too full is known now, before minutes of writing; and the blocks lie together.
-                try:
-                    os.posix_fallocate(self._fd, 0, size)
-                except OSError as error:
-                    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                        self.abort()
-                        raise
+            try:
+                self._reserve(size)
+            except OSError:
+                self.abort()
+                raise
+
+    def _reserve(self, size: int) -> None:
+        """A disk that is too full is known now, before minutes of writing; and the blocks lie together."""
+        if self._direct and size:
+            try:
+                os.posix_fallocate(self._fd, 0, size)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        # Without direct I/O the C library would imitate the call by touching every block, for minutes on NFS.
+        room = os.fstatvfs(self._fd)
+        if room.f_blocks and size > room.f_bavail * room.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _leave_direct(self) -> None:
         self._direct = False
@@ -141,11 +183,16 @@ class LocalSink(Sink):
                 os.ftruncate(self._fd, self._written)
                 os.fsync(self._fd)
             finally:
-                os.close(self._fd)
+                self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def abort(self) -> None:
         with contextlib.suppress(OSError):
-            os.close(self._fd)
+            self._close()
 
 
 class LocalBackend(Backend):
@@ -155,6 +202,7 @@ class LocalBackend(Backend):
         self.root = os.path.abspath(os.path.expanduser(root.removeprefix("file://")))
         self.uri = self.root
         self._lock_fd: int | None = None
+        self._lock_pid = 0
 
     def _folder(self, name: str) -> str:
         return os.path.join(self.root, name)
@@ -163,19 +211,30 @@ class LocalBackend(Backend):
         return os.path.join(self.root, name, path)
 
     def names(self) -> list[str]:
-        try:
-            return [name for name in os.listdir(self.root) if step_of(name) is not None]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        with _as_store_error(f"cannot list {self.root}"):
+            try:
+                with os.scandir(self.root) as entries:
+                    return [entry.name for entry in entries if step_of(entry.name) is not None and entry.is_dir()]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def read_manifest(self, name: str) -> bytes | None:
-        if os.path.lexists(self._file(name, SENTINEL)):
-            return None
+        with _as_store_error(f"cannot read {self._file(name, MANIFEST)}"):
+            if self._is_marked(name):
+                return None
+            try:
+                with open(self._file(name, MANIFEST), "rb") as file:
+                    return file.read()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def _is_marked(self, name: str) -> bool:
+        """Whether the sentinel is there. An error is no answer: it must not make a checkpoint look whole."""
         try:
-            with open(self._file(name, MANIFEST), "rb") as file:
-                return file.read()
+            os.lstat(self._file(name, SENTINEL))
+            return True
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return False
 
     def sizes(self, name: str) -> dict[str, int]:
         folder = self._folder(name)
@@ -208,21 +267,23 @@ class LocalBackend(Backend):
         if self.read_manifest(name) is not None:
             raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not written again")
         with _as_store_error(f"cannot create {folder}"):
-            os.makedirs(folder, exist_ok=True)
+            make_folders(folder)
             self._mark_incomplete(name)
             fsync_dir(self.root)
 
     def _mark_incomplete(self, name: str) -> None:
         sentinel = self._file(name, SENTINEL)
-        try:
+        # One that is there already may be of a process that was killed before it was durable: fsync in either case.
+        with contextlib.suppress(FileExistsError):
             fd = os.open(sentinel, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError:
-            return
-        try:
-            os.write(fd, _SENTINEL_TEXT)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            try:
+                os.write(fd, _SENTINEL_TEXT)
+                os.fsync(fd)
+            except OSError as error:
+                if error.errno not in _FULL:  # its name is what counts: a full disk can still be cleaned
+                    raise
+            finally:
+                os.close(fd)
         fsync_dir(self._folder(name))
 
     def create(self, name: str, path: str, size: int) -> Sink:
@@ -237,42 +298,45 @@ class LocalBackend(Backend):
         target = self._file(name, path)
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(target)
             os.link(self._file(source, source_path), target)
         except OSError:
             return None
         return {}
 
-    def _part(self, name: str, part: str) -> str:
+    @contextlib.contextmanager
+    def _new_part(self, name: str, part: str, data: bytes) -> Iterator[tuple[str, str]]:
+        """A file with the data under a name of its own, and the name that it is to get."""
         folder = self._file(name, PARTS)
-        os.makedirs(folder, exist_ok=True)
-        return os.path.join(folder, part)
+        target = os.path.join(folder, part)
+        temporary = _temporary(target)
+        with _as_store_error(f"cannot write into {self._folder(name)}"):
+            os.makedirs(folder, exist_ok=True)
+            try:
+                with open(temporary, "wb") as file:
+                    file.write(data)
+                yield temporary, target
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
 
     def put_part(self, name: str, part: str, data: bytes) -> None:
-        with _as_store_error(f"cannot write into {self._folder(name)}"):
-            target = self._part(name, part)
-            temporary = f"{target}.{os.getpid()}.tmp"
-            with open(temporary, "wb") as file:
-                file.write(data)
+        with self._new_part(name, part, data) as (temporary, target):
             os.rename(temporary, target)
 
     def claim_part(self, name: str, part: str, data: bytes) -> bool:
-        with _as_store_error(f"cannot write into {self._folder(name)}"):
-            target = self._part(name, part)
-            temporary = f"{target}.{os.getpid()}.tmp"
-            with open(temporary, "wb") as file:
-                file.write(data)
+        with self._new_part(name, part, data) as (temporary, target):
             try:
                 os.link(temporary, target)
                 return True
             except FileExistsError:
                 return False
-            finally:
-                os.unlink(temporary)
 
     def read_parts(self, name: str) -> dict[str, bytes]:
         folder = self._file(name, PARTS)
         parts: dict[str, bytes] = {}
-        with contextlib.suppress(FileNotFoundError):
+        with _as_store_error(f"cannot read {folder}"), contextlib.suppress(FileNotFoundError):
             for part in os.listdir(folder):
                 if not part.endswith(".tmp"):
                     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, part), "rb") as file:
@@ -282,6 +346,11 @@ class LocalBackend(Backend):
     def commit(self, name: str, manifest: bytes) -> None:
         folder = self._folder(name)
         with _as_store_error(f"cannot commit {folder}"):
+            self._check_not_displaced()
+            if not self._is_marked(name):
+                if os.path.lexists(self._file(name, MANIFEST)):
+                    raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not committed again")
+                raise StoreError(f"cannot commit {folder}: it was not begun, or has been removed since")
             shutil.rmtree(self._file(name, PARTS), ignore_errors=True)
             for parent, _, _ in os.walk(folder):
                 if parent != folder:
@@ -290,65 +359,108 @@ class LocalBackend(Backend):
             os.unlink(self._file(name, SENTINEL))
             fsync_dir(folder)
 
+    def amend(self, name: str, manifest: bytes) -> None:
+        with _as_store_error(f"cannot write into {self._folder(name)}"):
+            write_durable(self._file(name, MANIFEST), manifest)
+
     def discard(self, name: str, keep: Callable[[str], bool] | None = None) -> None:
         # `keep` is for backends whose folders refer to each other; hard links need no such care.
         folder = self._folder(name)
         with _as_store_error(f"cannot remove {folder}"):
+            if os.path.islink(folder):
+                os.unlink(folder)
+                fsync_dir(self.root)
+                return
             try:
                 self._mark_incomplete(name)
             except FileNotFoundError:
                 return
-            for entry in os.scandir(folder):
-                if entry.name != SENTINEL:
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path)
-                    else:
-                        os.unlink(entry.path)
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name != SENTINEL:
+                        if entry.is_dir(follow_symlinks=False):
+                            shutil.rmtree(entry.path)
+                        else:
+                            os.unlink(entry.path)
+            # The manifest's removal is durable before the sentinel's: else a power cut could undo only the former.
+            fsync_dir(folder)
             shutil.rmtree(folder)
             fsync_dir(self.root)
 
     def set_aside(self, name: str) -> None:
-        with _as_store_error(f"cannot mark {self._folder(name)}"):
+        with _as_store_error(f"cannot mark {self._folder(name)}"), contextlib.suppress(FileNotFoundError):
             self._mark_incomplete(name)
 
     def acquire(self, owner: Owner, *, wait_s: float = 0.0, takeover: bool = False) -> None:
-        if self._lock_fd is not None:
+        if self._holds():
             return
-        if self.root in _HELD:
+        self._lock_fd = None
+        place = os.path.realpath(self.root)
+        if _HELD.get(place) == os.getpid() and not takeover:
             raise LocationBusyError(f"{self.root} is being written by another run of this very process")
         home = os.path.join(self.root, HOME)
         with _as_store_error(f"cannot write into {self.root}"):
-            os.makedirs(home, exist_ok=True)
-            fd = os.open(os.path.join(home, "writer.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        until = time.monotonic() + wait_s
+            make_folders(home)
+            if takeover:
+                # The other one keeps its lock, on a file that is no longer the location's: its commits say so.
+                write_durable(self._lock_file, b"")
+            fd = self._lock(time.monotonic() + wait_s)
+            with contextlib.suppress(OSError):  # the lock counts; its text is for people, and the disk may be full
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, json.dumps(owner.as_dict()).encode(), 0)
+        self._lock_fd = fd
+        self._lock_pid = os.getpid()
+        _HELD[place] = os.getpid()
+
+    @property
+    def _lock_file(self) -> str:
+        return os.path.join(self.root, HOME, "writer.lock")
+
+    def _lock(self, until: float) -> int:
         while True:
+            fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 # The kernel lets go of it when the process dies, however it dies. A record lock and no flock:
                 # forked loader workers do not inherit it, so one that outlives its rank blocks no restart.
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if self._is_the_lock(fd):
+                    return fd
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     os.close(fd)
-                    raise StoreError(f"cannot lock {self.root}: {error.strerror}") from error
-            if time.monotonic() >= until:
-                holder = os.pread(fd, 4096, 0).decode("utf-8", "replace")
-                os.close(fd)
-                raise LocationBusyError(
-                    f"{self.root} is being written by another run ({_describe(holder)}). Two runs in one place would "
-                    f"destroy each other's checkpoints: give this one another folder, or stop the other one first"
-                )
-            time.sleep(0.05)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(owner.as_dict()).encode(), 0)
-        self._lock_fd = fd
-        _HELD.add(self.root)
+                    raise
+                if time.monotonic() >= until:
+                    holder = os.pread(fd, 4096, 0)
+                    os.close(fd)
+                    raise LocationBusyError(
+                        f"{self.root} is being written by another run ({_describe(holder)}). Two runs in one place "
+                        f"would destroy each other's checkpoints: give this one another folder, or stop the other "
+                        f"one first"
+                    ) from None
+                time.sleep(0.05)
+            os.close(fd)
+
+    def _is_the_lock(self, fd: int) -> bool:
+        """Whether an open file is still the one that the location's lock is taken on."""
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(self._lock_file))
+        except FileNotFoundError:
+            return False
+
+    def _holds(self) -> bool:
+        return self._lock_fd is not None and self._lock_pid == os.getpid()
+
+    def _check_not_displaced(self) -> None:
+        if self._lock_fd is not None and self._holds() and not self._is_the_lock(self._lock_fd):
+            raise LocationBusyError(f"{self.root} has been taken over by another run; nothing is committed there")
 
     def release(self) -> None:
         if self._lock_fd is not None:
-            os.close(self._lock_fd)
+            if self._holds():
+                if self._is_the_lock(self._lock_fd):
+                    _HELD.pop(os.path.realpath(self.root), None)
+                os.close(self._lock_fd)
             self._lock_fd = None
-            _HELD.discard(self.root)
 
     def free_bytes(self) -> int | None:
         path = self.root
@@ -358,8 +470,8 @@ class LocalBackend(Backend):
         return stat.f_bavail * stat.f_frsize
 
 
-def _describe(holder: str) -> str:
+def _describe(holder: bytes) -> str:
     try:
-        return str(Owner(**json.loads(holder)))
-    except (ValueError, TypeError):
+        return str(Owner.from_dict(json.loads(holder)))
+    except ValueError:
         return "unknown process"

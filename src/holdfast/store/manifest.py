@@ -15,7 +15,7 @@ import xxhash
 from holdfast.errors import CheckpointCorruptError
 
 FORMAT = 1
-NAME = re.compile(r"checkpoint-(\d{1,18})")
+NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 REASONS = ("jit", "periodic", "rescue", "final")
 
 
@@ -48,12 +48,16 @@ class FileEntry:
 
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> FileEntry:
-        path, ref = str(entry["path"]), entry.get("ref")
+        path, ref, size = str(entry["path"]), entry.get("ref"), int(entry["size"])
         for relative in (path, ref or path):
             # A manifest comes from shared storage: it must not be able to name files elsewhere.
-            if relative.startswith("/") or ".." in relative.split("/") or "\0" in relative:
+            if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
                 raise ValueError(f"path {relative!r} leaves the checkpoint")
-        return cls(path, int(entry["size"]), str(entry["xxh3_128"]), ref)
+        if ref is not None and ("/" not in ref or step_of(ref.split("/", 1)[0]) is None):
+            raise ValueError(f"ref {ref!r} leads to no checkpoint")
+        if size < 0:
+            raise ValueError(f"{path!r} has {size} bytes")
+        return cls(path, size, str(entry["xxh3_128"]), ref)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +130,7 @@ class Manifest:
                 extra=dict(body["extra"]),
                 files=tuple(FileEntry.from_dict(entry) for entry in body["files"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CheckpointCorruptError(f"the manifest cannot be read: {error}") from error
 
 

@@ -6,11 +6,11 @@ chunks are in flight at a time, whatever the size of the file.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 import xxhash
@@ -43,92 +43,129 @@ class ChunkPool:
     def __init__(self, count: int = IN_FLIGHT) -> None:
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._owned: set[int] = set()
+        self.deadline: Deadline | None = None
         for _ in range(count):
             view = memoryview(mmap.mmap(-1, CHUNK))
             self._owned.add(id(view.obj))
             self._free.put(view)
 
     def take(self) -> memoryview:
-        return self._free.get()
+        while True:
+            try:
+                return self._free.get(timeout=0.25 if self.deadline else None)
+            except queue.Empty:
+                if self.deadline is not None and self.deadline.passed():
+                    raise StoreUnavailableError("the store did not take the bytes before the deadline") from None
 
     def give_back(self, chunk: memoryview) -> None:
         if id(chunk.obj) in self._owned:
             self._free.put(memoryview(chunk.obj))
 
 
-@dataclass(slots=True)
-class _Failure:
-    error: BaseException | None = None
+def digest_of(image: Image) -> str:
+    """The checksum that a file would have, without writing it."""
+    pool = ChunkPool(1)
+    digest = xxhash.xxh3_128()
+    for chunk in image.chunks(pool):
+        digest.update(chunk)
+        pool.give_back(chunk)
+    return str(digest.hexdigest())
 
 
 class FileWriter:
-    """Writes images to sinks: the calling thread hashes, one thread of its own talks to the disk."""
+    """Writes images to sinks: the calling thread hashes, one thread of its own talks to the disk.
 
-    def __init__(self, deadline: Deadline | None = None) -> None:
-        self._pool = ChunkPool()
+    With a deadline, a store that hangs is given up when it passes; without one, never.
+    """
+
+    def __init__(self, deadline: Deadline | None = None, pool: ChunkPool | None = None) -> None:
+        self._pool = pool or ChunkPool()
+        self._pool.deadline = deadline
         self._deadline = deadline
-        self._queue: queue.Queue[tuple[Callable[[], None], memoryview | None] | None] = queue.Queue(IN_FLIGHT)
-        self._failure = _Failure()
+        # A sink: the file that follows. A chunk: its bytes. True: its end. None: no more files.
+        self._queue: queue.Queue[Sink | memoryview | bool | None] = queue.Queue(IN_FLIGHT)
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._drain, name="holdfast-disk", daemon=True)
         self._thread.start()
 
     def _drain(self) -> None:
+        sink: Sink | None = None
         while (item := self._queue.get()) is not None:
-            action, chunk = item
-            if self._failure.error is None:
-                try:
-                    action()
-                except BaseException as error:
-                    self._failure.error = error
-            if chunk is not None:
-                self._pool.give_back(chunk)
-
-    def _put(self, item: tuple[Callable[[], None], memoryview | None] | None) -> None:
-        """Hand over to the disk thread; a disk that hangs past the deadline is given up."""
-        while True:
-            if self._failure.error is not None and item is not None:
-                raise self._failure.error
             try:
-                self._queue.put(item, timeout=0.25 if self._deadline else None)
-                return
+                if isinstance(item, Sink):
+                    sink = item
+                elif self._error is None and sink is not None:
+                    if isinstance(item, memoryview):
+                        sink.write(item)
+                    else:
+                        sink.finish()
+                        sink = None
+            except BaseException as error:
+                self._error = error
+            if isinstance(item, memoryview):
+                self._pool.give_back(item)
+            if self._error is not None and sink is not None:
+                sink.abort()
+                sink = None
+        if sink is not None:
+            sink.abort()
+
+    def _put(self, item: Sink | memoryview | bool | None) -> None:
+        while True:
+            if self._error is not None:
+                raise self._error
+            try:
+                return self._queue.put(item, timeout=0.25 if self._deadline else None)
             except queue.Full:
                 if self._deadline is not None and self._deadline.passed():
                     raise StoreUnavailableError("the store did not take the bytes before the deadline") from None
 
     def write(self, image: Image, open_sink: Callable[[str, int], Sink]) -> FileEntry:
         """Write one file. Its bytes are durable once :meth:`join` has returned."""
-        sink = open_sink(image.path, image.size)
+        self._put(open_sink(image.path, image.size))
         digest = xxhash.xxh3_128()
         written = 0
         for chunk in image.chunks(self._pool):
             digest.update(chunk)
             written += len(chunk)
-            self._put((lambda sink=sink, chunk=chunk: sink.write(chunk), chunk))  # type: ignore[misc]
+            self._put(chunk)
         assert written == image.size, f"{image.path}: {written} bytes instead of {image.size}"
-        self._put((sink.finish, None))
+        self._put(True)
         return FileEntry(image.path, image.size, digest.hexdigest())
 
     def join(self) -> None:
         """Wait until all is durable; raises what went wrong."""
         self._put(None)
-        timeout = self._deadline.remaining_s() if self._deadline else None
-        self._thread.join(timeout)
-        if self._failure.error is not None:
-            raise self._failure.error
+        self._thread.join(self._deadline.remaining_s() if self._deadline else None)
+        if self._error is not None:
+            raise self._error
         if self._thread.is_alive():
             raise StoreUnavailableError("the store did not make the bytes durable before the deadline")
 
+    def abort(self) -> None:
+        """Give up what is not written yet; the disk thread ends as soon as the store lets it."""
+        self._error = self._error or StoreUnavailableError("the save was given up")
+        try:
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, Sink):
+                    item.abort()
+                elif isinstance(item, memoryview):
+                    self._pool.give_back(item)
+        except queue.Empty:
+            self._queue.put(None)
 
-def read_chunks(backend: Backend, folder: str, path: str, size: int) -> Iterator[memoryview]:
-    """A file in order, one chunk ahead of the reader."""
-    pool: list[memoryview] = [memoryview(mmap.mmap(-1, CHUNK)) for _ in range(3)]
-    ready: queue.Queue[memoryview | BaseException | None] = queue.Queue(1)
+
+def _fetched(
+    backend: Backend, folder: str, path: str, chunks: Iterable[tuple[int, memoryview]], ahead: int
+) -> Iterator[memoryview]:
+    """Fill the chunks from their offsets, in order, up to ``ahead`` of them before the caller asks."""
+    ready: queue.Queue[memoryview | BaseException | None] = queue.Queue(ahead)
     stop = threading.Event()
 
     def fetch() -> None:
         try:
-            for index, offset in enumerate(range(0, size, CHUNK)):
-                chunk = pool[index % 3][: min(CHUNK, size - offset)]
+            for offset, chunk in chunks:
                 count = backend.read_into(folder, path, offset, chunk)
                 if stop.is_set():
                     return
@@ -146,13 +183,31 @@ def read_chunks(backend: Backend, folder: str, path: str, size: int) -> Iterator
             if isinstance(item, BaseException):
                 raise item
             yield item
+        thread.join()
     finally:
+        # The caller may leave early, and may then use the memory for something else.
         stop.set()
         while thread.is_alive():
-            try:
+            with contextlib.suppress(queue.Empty):
                 ready.get(timeout=0.05)
-            except queue.Empty:
-                continue
+
+
+def read_chunks(backend: Backend, folder: str, path: str, size: int) -> Iterator[memoryview]:
+    """A file in order, one chunk ahead of the reader. A chunk is valid until the next one is asked for."""
+    step = min(backend.read_size, max(size, 1))
+    # One with the reader, one that waits, one that is being filled.
+    pool = [memoryview(mmap.mmap(-1, step)) for _ in range(3)]
+    chunks = (
+        (offset, pool[index % 3][: min(step, size - offset)]) for index, offset in enumerate(range(0, size, step))
+    )
+    return _fetched(backend, folder, path, chunks, ahead=1)
+
+
+def _read_ahead(backend: Backend, folder: str, path: str, into: memoryview) -> Iterator[memoryview]:
+    """Fill ``into`` in order while the caller hashes what is there already."""
+    step = backend.read_size
+    chunks = ((offset, into[offset : offset + step]) for offset in range(0, len(into), step))
+    return _fetched(backend, folder, path, chunks, ahead=0)
 
 
 def read_checked(
@@ -181,26 +236,3 @@ def read_checked(
         raise CheckpointCorruptError(
             f"{folder}/{entry.path}: the checksum of its {done} bytes does not match the manifest"
         )
-
-
-def _read_ahead(backend: Backend, folder: str, path: str, into: memoryview) -> Iterator[memoryview]:
-    """Fill ``into`` in order while the caller hashes what is there already."""
-    ready: queue.SimpleQueue[memoryview | BaseException | None] = queue.SimpleQueue()
-
-    def fetch() -> None:
-        try:
-            for offset in range(0, len(into), CHUNK):
-                chunk = into[offset : offset + CHUNK]
-                count = backend.read_into(folder, path, offset, chunk)
-                ready.put(chunk[:count])
-                if count < len(chunk):
-                    break
-            ready.put(None)
-        except BaseException as error:
-            ready.put(error)
-
-    threading.Thread(target=fetch, name="holdfast-read", daemon=True).start()
-    while (item := ready.get()) is not None:
-        if isinstance(item, BaseException):
-            raise item
-        yield item

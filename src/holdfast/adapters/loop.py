@@ -1,0 +1,243 @@
+"""Where a PyTorch loop is, and its state as files, whichever thread asks.
+
+The hot path is :meth:`Loop.boundary`: one record in the black box and one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+from holdfast.adapters import rng
+from holdfast.adapters.blackbox import BOUNDARY, IN_FLIGHT, BlackBox, Record, read_box
+from holdfast.adapters.data import Batches
+from holdfast.adapters.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
+from holdfast.engine import Engine
+from holdfast.saving import Adopted, Files, Saver
+from holdfast.staging.arena import Arena
+from holdfast.staging.images import TensorImage
+from holdfast.store.pipeline import digest_of
+
+
+class Loop:
+    """The position of a training loop. One thread trains and writes it; others read."""
+
+    def __init__(self, objects: Objects, box: BlackBox, rank: int, *, rescue: bool) -> None:
+        self.objects = objects
+        self.box = box
+        self.rank = rank
+        self.step = 0
+        self.place: tuple[int, int, dict[str, Batches]] = (0, 0, {})
+        """Epoch, passes begun, and the passes that are open; replaced as one, so that readers see them agree."""
+        self.pending = True
+        """The boundary of the last step is still ahead. The first fetch is one too: a notice then need not wait."""
+        self.dirty = False
+        """Training is between an optimizer's step and the end of that step: model, optimizer and scheduler disagree."""
+        self.frozen = False
+        self.over = False
+        self.engine: Engine | None = None
+        self.saver: Saver | None = None
+        self._arena = Arena()
+        self._rescue = rescue
+        self._size = 0
+        self._buffers: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor] = []
+        self._versions: dict[int, int] = {}
+        self._hooks: list[Any] = []
+
+    # ------------------------------------------------------------------ called by the training thread
+
+    def hook(self, *, forward: bool) -> None:
+        """Learn when the optimizers step, and where a forward pass ends."""
+        for optimizer in self.objects.optimizers.values():
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_optimizer))
+        if forward:
+            for model in self.objects.models.values():
+                self._hooks.append(model.register_forward_hook(self._after_forward))
+
+    def unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def complete_step(self) -> None:
+        """The optimizer has stepped, and all that goes with it."""
+        self.step += 1
+        for batches in self.place[2].values():
+            batches.mark()
+        self.pending = True
+        self.dirty = False
+
+    def boundary(self, epochs_done: int | None = None) -> None:
+        """What the loop does after the step is done too. In steady state: one record and one comparison."""
+        self.pending = False
+        step = self.step
+        epoch, passes, active = self.place
+        delivered = 0
+        for batches in active.values():
+            delivered = batches.delivered
+        self.box.note(BOUNDARY, step, epoch, passes, delivered)
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
+        if self.objects.tracked:
+            self.objects.note_boundary()
+        engine = self.engine
+        if engine is not None and (step >= engine.next_stop or epochs_done is not None):
+            engine.at_boundary(step, epoch=epochs_done)
+
+    def _before_optimizer(self, *_: Any) -> None:
+        # The order matters: a thread that freezes sets its flag first and looks at ours second.
+        self.dirty = True
+        while self.frozen:
+            self.dirty = False
+            time.sleep(0.05)
+            self.dirty = True
+        self._note_in_flight()
+
+    def _after_forward(self, *_: Any) -> None:
+        if not self.pending:  # else an evaluation, which belongs to the step before
+            self._note_in_flight()
+
+    def _note_in_flight(self) -> None:
+        epoch, passes, active = self.place
+        delivered = 0
+        for batches in active.values():
+            delivered = batches.delivered
+        self.box.note(IN_FLIGHT, self.step + 1, epoch, passes, delivered)
+
+    def on_first_batch(self, name: str) -> None:
+        """Once in a pass: leave beside the black box what does not change until the next pass."""
+        _, passes, active = self.place
+        if self.box.path is not None:
+            base = {"passes": passes, "name": name, "position": active[name].position()}
+            temporary = f"{self.box.path}.position.tmp"
+            with open(temporary, "wb") as file:
+                file.write(write_tree(base))
+            os.replace(temporary, f"{self.box.path}.position")
+        self.watch_buffers()
+
+    def watch_buffers(self) -> None:
+        """Find the buffers that a forward pass changes: a save from inside a step needs them as they were before it."""
+        if not self._rescue:
+            return
+        moving = []
+        for model in self.objects.models.values():
+            for module in model.modules():
+                running = getattr(module, "track_running_stats", False)
+                for buffer in module._buffers.values():
+                    if buffer is None:
+                        continue
+                    seen = self._versions.setdefault(id(buffer), buffer._version)
+                    if running or buffer._version != seen:
+                        moving.append(buffer)
+        if len(moving) != len(self._buffers):
+            self._kept = [buffer.clone() for buffer in moving]
+            self._buffers = moving
+
+    # ------------------------------------------------------------------ asked by the engine, from any thread
+
+    def soonest(self) -> int:
+        return self.step if self.pending or self.over else self.step + 1
+
+    def last_boundary(self) -> int:
+        return self.step
+
+    def epoch(self) -> int:
+        return self.place[0]
+
+    def freeze(self, wait_s: float) -> bool:
+        until = time.monotonic() + wait_s
+        while True:
+            self.frozen = True
+            if not self.dirty:
+                return True
+            self.frozen = False
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+
+    def size(self) -> int:
+        return self._size or sum(_bytes(model) for model in self.objects.models.values()) * 3
+
+    def files(self, *, live: bool, at_boundary: bool) -> Files:
+        step = self.step
+        epoch, passes, active = self.place
+        record = None if at_boundary else _record_of(self.box.records(), step)
+        tree = {
+            "random": rng.capture() if record is None else record.random,
+            "positions": {name: batches.position() for name, batches in active.items()},
+            "epoch": epoch,
+            "passes": passes,
+        }
+        kept = () if at_boundary else zip(self._buffers, self._kept, strict=True)
+        buffers = {id(buffer): copy for buffer, copy in kept}
+
+        def own() -> list[Any]:
+            return [*self.objects.own_images(), tree_image(rank_file(self.rank), tree)]
+
+        def shared() -> list[Any]:
+            run = {"step": step, "epoch": epoch, "passes": passes}
+            images = self.objects.shared_images(run, buffers, at_boundary=at_boundary)
+            self._size = total_bytes(images)
+            return [self._adopted(image) for image in images]
+
+        if live:
+            return Files(own=own, shared=shared, of=lambda rank: self._part_of(rank, step))
+        own_staged = self._stage(own())
+        shared_staged = self._stage(shared()) if self.rank == 0 else []
+        return Files(own=lambda: own_staged, shared=lambda: shared_staged)
+
+    def _stage(self, images: list[Any]) -> list[Any]:
+        copied = iter(self._arena.stage([image for image in images if not isinstance(image, Adopted)]))
+        return [image if isinstance(image, Adopted) else next(copied) for image in images]
+
+    def _adopted(self, image: Any) -> Any:
+        """A file that the last committed checkpoint holds already is not copied and not written again."""
+        committed = self.saver.committed if self.saver is not None else None
+        if committed is None or image.volatile:
+            return image
+        for entry in committed.files:
+            if entry.path == image.path and entry.size == image.size and entry.checksum == digest_of(image):
+                return Adopted(image.path, image.size, entry, committed.name)
+        return image
+
+    def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
+        """Another rank's part, from its black box on this machine."""
+        assert self.box.path is not None
+        path = os.path.join(os.path.dirname(self.box.path), f"rank-{rank}")
+        try:
+            record = _record_of(read_box(path)[2], step)
+        except (OSError, ValueError):
+            return None
+        if record is None:
+            return None
+        positions = {}
+        if record.delivered:
+            try:
+                with open(f"{path}.position", "rb") as file:
+                    base = read_tree(bytearray(file.read()))
+            except (OSError, ValueError):
+                return None
+            position = base["position"]
+            if base["passes"] != record.passes or any(state is not None for state in position.get("workers", ())):
+                return None  # its loader workers had a random state of their own, which died with them
+            if "skip" in position:
+                position["skip"] += record.delivered - position["delivered"]
+            position["delivered"] = record.delivered
+            positions[base["name"]] = position
+        tree = {"random": record.random, "positions": positions, "epoch": record.epoch, "passes": record.passes}
+        return [tree_image(rank_file(rank), tree)]
+
+
+def _record_of(records: list[Record], step: int) -> Record | None:
+    """The record of the end of ``step``; one from inside the step where its boundary left none."""
+    of_step = [record for record in records if record.step == step]
+    boundaries = [record for record in of_step if record.kind == BOUNDARY]
+    return (boundaries or of_step)[-1] if of_step else None
+
+
+def _bytes(model: torch.nn.Module) -> int:
+    return sum(value.numel() * value.element_size() for value in model.state_dict().values())

@@ -1,0 +1,291 @@
+"""The start of an attempt: who takes part, who may write, and where it goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from holdfast.adapters.blackbox import folder, read_box
+from holdfast.adapters.restore import restore
+from holdfast.adapters.state import Objects
+from holdfast.agree import Board, LocalBoard
+from holdfast.config import Settings
+from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, StoreError
+from holdfast.home import ATTEMPT, JOURNAL, default_location, home_of
+from holdfast.progress import Journal, read_journal
+from holdfast.store import Backend, Owner, open_backend
+from holdfast.store.base import process_start
+from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, whole
+from holdfast.store.local import LocalBackend, write_durable
+
+log = logging.getLogger("holdfast")
+
+_START_TIMEOUT_S = 1800.0
+"""Ranks may start, and load, minutes apart."""
+
+_LOCK_WAIT_S = 5.0
+"""A rank of the last attempt may still be on its way out."""
+
+_runs = 0
+
+
+def place() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    world = int(os.environ.get("WORLD_SIZE", "1") or 1)
+    if world > 1:
+        raise ConfigError(
+            f"WORLD_SIZE={world}, but torch.distributed is not initialised; call "
+            f"torch.distributed.init_process_group() before holdfast.Run"
+        )
+    return 0, 1
+
+
+def open_board(world: int) -> Board:
+    """The board of this job; a new one for each run of a process."""
+    global _runs
+    _runs += 1
+    if world == 1:
+        return LocalBoard()
+    from holdfast.agree.torch_board import TorchBoard, job_store
+
+    return TorchBoard(job_store(), f"holdfast/{_runs}/")
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """What all ranks of an attempt know of it."""
+
+    settings: Settings
+    rank: int
+    world: int
+    board: Board
+    location: str
+    home: str
+    backends: Sequence[Backend]
+    run: str
+    attempt: int
+    token: str
+    peers: dict[int, Owner]
+    journal: Journal
+    process_started: float
+
+    @property
+    def box_folder(self) -> str:
+        return folder(self.token)
+
+
+def open_session(settings: Settings) -> Session:
+    """Meet the other ranks. Rank 0 takes the location for this run; if it cannot, all ranks raise the same error."""
+    rank, world = place()
+    board = open_board(world)
+    location = settings.dir or default_location()
+    home = home_of(location)
+    backends = [open_backend(location)]
+    if settings.fallback:
+        backends.append(open_backend(settings.fallback))
+    if rank == 0:
+        try:
+            identity = _take(settings, location, home, backends)
+        except (HoldfastError, OSError) as error:
+            board.put_once("identity", json.dumps({"error": str(error)}).encode())
+            raise
+        board.put_once("identity", json.dumps(identity).encode())
+    else:
+        identity = json.loads(_wait(board, "identity"))
+        if "error" in identity:
+            raise StoreError(f"rank 0 could not start: {identity['error']}")
+    board.put_once(f"peer/{rank}", json.dumps(Owner(identity["run"]).as_dict()).encode())
+    peers = {other: Owner(**json.loads(_wait(board, f"peer/{other}"))) for other in range(world)}
+    journal = Journal(os.path.join(home, JOURNAL), run_id=identity["run"], attempt=identity["attempt"], rank=rank)
+    return Session(
+        settings=settings,
+        rank=rank,
+        world=world,
+        board=board,
+        location=location,
+        home=home,
+        backends=backends,
+        run=identity["run"],
+        attempt=identity["attempt"],
+        token=identity["token"],
+        peers=peers,
+        journal=journal,
+        process_started=_process_started(),
+    )
+
+
+def _process_started() -> float:
+    """When this process began, in seconds since the epoch: importing the framework is part of a restart's cost."""
+    try:
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(process_start(os.getpid())) / os.sysconf("SC_CLK_TCK")
+    except (ValueError, OSError, AttributeError):
+        age_s = 0.0
+    return time.time() - age_s
+
+
+def _wait(board: Board, key: str) -> bytes:
+    value = board.wait(key, _START_TIMEOUT_S)
+    if value is None:
+        raise TimeoutError(f"not all ranks started within {_START_TIMEOUT_S:.0f} s ({key} is missing)")
+    return value
+
+
+def _take(settings: Settings, location: str, home: str, backends: Sequence[Backend]) -> dict[str, Any]:
+    """On rank 0: become the one run that writes here; returns the attempt's identity."""
+    os.makedirs(home, exist_ok=True)
+    last = _read_json(os.path.join(home, ATTEMPT))
+    name = os.path.basename(location.rstrip("/")) or "run"
+    run = settings.run_id or last.get("run") or f"{name}-{secrets.token_hex(4)}"
+    for backend in backends:
+        try:
+            backend.acquire(Owner(run), wait_s=_LOCK_WAIT_S, takeover=settings.takeover)
+        except ConnectionError as error:
+            if backend is backends[0] and len(backends) == 1:
+                raise
+            log.warning("%s cannot be reached, going on without it: %s", backend.uri, error)
+    return {"run": run, "attempt": int(last.get("attempt", 0)) + 1, "token": secrets.token_hex(8)}
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+            return value if isinstance(value, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def announce(session: Session) -> None:
+    """On rank 0: say in the home folder who runs now, and how the last attempt ended if it did not say so itself."""
+    path = os.path.join(session.home, ATTEMPT)
+    last = _read_json(path)
+    if last.get("token"):
+        boxes = folder(str(last["token"]))
+        ended = any(
+            event.get("event") == "end" and event.get("attempt") == last.get("attempt")
+            for event in read_journal(os.path.join(session.home, JOURNAL))
+        )
+        if not ended:
+            _tell_death(session, boxes, last)
+        shutil.rmtree(boxes, ignore_errors=True)
+    content = {
+        "run": session.run,
+        "attempt": session.attempt,
+        "token": session.token,
+        "location": session.backends[0].uri,
+        "fallback": session.backends[1].uri if len(session.backends) > 1 else None,
+        "world": session.world,
+        "ranks": {str(rank): owner.as_dict() for rank, owner in session.peers.items()},
+        "kill_wait": session.settings.kill_wait,
+        "grace_period": session.settings.grace_period,
+        "started": session.process_started,
+    }
+    write_durable(path, json.dumps(content, indent=1).encode())
+
+
+def _tell_death(session: Session, boxes: str, last: dict[str, Any]) -> None:
+    """The last attempt left without a word: its black boxes say how far it came."""
+    step, seen = None, None
+    try:
+        for name in os.listdir(boxes):
+            if "." not in name:
+                path = os.path.join(boxes, name)
+                steps = [record.step for record in read_box(path)[2] if record.kind == 0]
+                step = max([step or 0, *steps])
+                seen = max(seen or 0.0, os.stat(path).st_mtime)
+    except (OSError, ValueError):
+        pass
+    session.journal.record("died", attempt_ended=last.get("attempt"), step=step, last_seen=seen)
+
+
+def resume(session: Session, objects: Objects) -> tuple[Checkpoint | None, dict[str, Any], dict[str, Any]]:
+    """Load the newest checkpoint that is whole on every rank; None if there is none."""
+    candidates = _candidates(session) if session.rank == 0 else iter(())
+    number = 0
+    while True:
+        key = f"resume/{number}"
+        if session.rank == 0:
+            chosen = next(candidates, None)
+            where = None if chosen is None else [list(session.backends).index(chosen.backend), chosen.name]
+            session.board.put_once(key, json.dumps(where).encode())
+        where = json.loads(_wait(session.board, key))
+        if where is None:
+            return None, {}, {}
+        backend, name = session.backends[where[0]], where[1]
+        checkpoint, outcome = _try_load(session, objects, backend, name)
+        if _all_ranks(session, f"{key}/result", outcome is None):
+            assert checkpoint is not None
+            return checkpoint[0], checkpoint[1], checkpoint[2]
+        if session.rank == 0:
+            why = outcome or "another rank could not load it"
+            log.warning("%s in %s cannot be used, trying the one before it: %s", name, backend.uri, why)
+            session.journal.record("unusable", name=name, location=backend.uri, error=str(outcome))
+            if isinstance(outcome, CheckpointCorruptError):
+                backend.set_aside(name)
+        number += 1
+
+
+def _try_load(
+    session: Session, objects: Objects, backend: Backend, name: str
+) -> tuple[tuple[Checkpoint, dict[str, Any], dict[str, Any]] | None, Exception | None]:
+    try:
+        checkpoint = open_checkpoint(backend, name)
+        if checkpoint is None:
+            raise StoreError(f"{name} is not whole")
+        run, mine = restore(checkpoint, objects, session.rank, session.world)
+        return (checkpoint, run, mine), None
+    except StoreError as error:
+        return None, error
+
+
+def _all_ranks(session: Session, key: str, fine: bool) -> bool:
+    """Whether all ranks say that it went well."""
+    if session.world == 1:
+        return fine
+    count = session.board.append(key, b"1" if fine else b"0")
+    if count == session.world:
+        verdict = b"1" if all(entry == b"1" for entry in session.board.entries(key)) else b"0"
+        session.board.put_once(f"{key}/all", verdict)
+    return _wait(session.board, f"{key}/all") == b"1"
+
+
+def _candidates(session: Session) -> Iterator[Checkpoint]:
+    """Whole checkpoints, newest first, after setting the place in order."""
+    for backend in session.backends:
+        if session.settings.resume == "never":
+            _start_anew(backend)
+        try:
+            for name in clean(backend):
+                log.info("removed %s, which was not whole", name)
+                session.journal.record("cleaned", name=name, location=backend.uri)
+        except StoreError as error:
+            log.warning("could not clean %s: %s", backend.uri, error)
+    yield from whole(session.backends)
+
+
+def _start_anew(backend: Backend) -> None:
+    """Told to start from scratch: what is there must not be found later as the newest."""
+    names = backend.names()
+    if not names:
+        return
+    if not isinstance(backend, LocalBackend):
+        raise ConfigError(
+            f"HOLDFAST_RESUME='never', but {backend.uri} holds {len(names)} checkpoints; give another location, or "
+            f"remove them with: holdfast prune {backend.uri} --all"
+        )
+    target = os.path.join(backend.root, f"previous-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+    os.makedirs(target)
+    for name in names:
+        os.rename(os.path.join(backend.root, name), os.path.join(target, name))
+    log.warning("starting anew as told; the checkpoints that were in %s are now in %s", backend.root, target)

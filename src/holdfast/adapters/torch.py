@@ -1,0 +1,380 @@
+"""A PyTorch loop that survives preemption.
+
+::
+
+    with holdfast.Run("checkpoints", model=model, optimizer=optimizer, scheduler=scheduler, save_every="5m") as run:
+        for epoch in run.epochs(3):
+            for batch in run.batches(loader):
+                loss = model(batch).mean()
+                loss.backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                run.step(loss=loss)
+
+A step is saved at the *next fetch* of a batch, not inside :meth:`Run.step`: what the loop does after a
+step, such as an evaluation every hundred steps, then belongs to that step and is not skipped on resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.adapters import rng
+from holdfast.adapters.blackbox import BlackBox, restore_random
+from holdfast.adapters.data import Batches
+from holdfast.adapters.loop import Loop
+from holdfast.adapters.session import Session, announce, open_session, place, resume
+from holdfast.adapters.state import Objects
+from holdfast.agree import Agreement
+from holdfast.config import Settings
+from holdfast.engine import Engine
+from holdfast.errors import Preempted
+from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source
+from holdfast.progress import Checkpointing, Progress, ProgressFile
+from holdfast.reporting import Reporter
+from holdfast.saving import Saver
+from holdfast.store.checkpoints import Checkpoint
+
+log = logging.getLogger("holdfast")
+
+
+class Run:
+    """One attempt of a training run, to be used as a context manager."""
+
+    def __init__(
+        self,
+        dir: str | os.PathLike[str] | None = None,
+        *,
+        save_every: str | int | None = None,
+        keep: int | None = None,
+        fallback: str | os.PathLike[str] | None = None,
+        total_steps: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **objects: Any,
+    ) -> None:
+        """Restore the newest whole checkpoint, if there is one, and listen for notices.
+
+        ``dir``, ``save_every``, ``keep`` and ``fallback`` are the settings of these names; ``settings`` takes any
+        other. ``objects``: everything that has a state, each under a name: models, optimizers, schedulers, scalers,
+        ``torch.Generator``, dicts of your own counters, anything with ``state_dict`` and ``load_state_dict``.
+        """
+        given = {"dir": dir, "save_every": save_every, "keep": keep, "fallback": fallback, **(settings or {})}
+        self.settings = Settings.load(**given)
+        self.rank, self.world = place()
+        self.resumed_from: str | None = None
+        """Name of the checkpoint that this attempt goes on from; None: it started from scratch."""
+        self._objects = Objects(objects, self.rank, incremental=self.settings.save_type == "incremental")
+        self._total_steps = total_steps
+        self._total_epochs: int | None = None
+        self._expected: int | None = None
+        self._in_epochs = False
+        self._complete = False
+        self._random: dict[str, Any] | None = None
+        self._positions: dict[str, Any] = {}
+        self._loss: Any = None
+        self._metrics: dict[str, Any] = {}
+        self._steps_at_epoch = 0
+        self._iterating = 0
+        self._trained = False
+        self._engine: Engine | None = None
+        self._session: Session | None = None
+        self._reporter: Reporter | None = None
+        if self.settings.enabled:
+            self._objects.check()
+            self._session = open_session(self.settings)
+            self._loop = self._start(self._session)
+        else:
+            self._loop = Loop(self._objects, BlackBox(None, self.rank), self.rank, rescue=False)
+
+    # ------------------------------------------------------------------ the loop
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps completed, over all attempts."""
+        return self._loop.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the run is in, from 0."""
+        return self._loop.place[0]
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The epochs that are left of ``total``; first the one that was interrupted."""
+        self._total_epochs = total
+        self._in_epochs = True
+        for epoch in range(self.epoch, total):
+            self._steps_at_epoch = self._loop.step
+            if self._random is not None:
+                restore_random(self._random)
+            yield epoch
+            _, passes, active = self._loop.place
+            self._loop.place = (epoch + 1, passes, {})
+            self._positions.clear()
+            self._random = None
+            self._loop.boundary(epochs_done=epoch + 1)
+            for batches in active.values():
+                batches.close()
+
+    def batches(self, loader: Any, name: str = "train") -> Iterator[Any]:
+        """The batches of a pass over ``loader`` that are left. Loaders that are used side by side need names."""
+        if self._session is None:
+            yield from loader
+            return
+        if self._complete and not self._in_epochs:
+            return
+        loop = self._loop
+        batches = self._open_pass(loader, name)
+        self._iterating += 1
+        first = True
+        try:
+            while True:
+                if loop.pending:
+                    loop.boundary()
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                if first:
+                    first = False
+                    self._on_first_batch(name)
+                yield batch
+        finally:
+            self._iterating -= 1
+
+    def _open_pass(self, loader: Any, name: str) -> Batches:
+        position = self._positions.pop(name, None)
+        batches = Batches(loader, position)
+        if position is not None and self._random is not None:
+            # Making the iterator has drawn random numbers; the loop goes on with those of the boundary.
+            restore_random(self._random)
+            if not self._positions:
+                self._random = None
+        epoch, passes, active = self._loop.place
+        self._loop.place = (epoch, passes + 1, {**active, name: batches})
+        return batches
+
+    def _on_first_batch(self, name: str) -> None:
+        self._loop.on_first_batch(name)
+        if not self._trained:
+            self._trained = True
+            assert self._session is not None
+            if self.rank == 0:
+                self._session.journal.record("training", step=self._loop.step)
+
+    def step(self, loss: Any = None, **metrics: Any) -> None:
+        """An optimizer step is complete.
+
+        ``loss`` and ``metrics`` (``accuracy``, ``validation_loss``, ``validation_accuracy``, ``learning_rate``) are
+        for the progress file; a tensor is read by another thread, so that handing it over does not wait for it.
+        """
+        loop = self._loop
+        self._loss = loss
+        if metrics:
+            self._metrics.update(metrics)
+        loop.complete_step()
+        if not self._iterating:
+            loop.boundary()
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """For an evaluation in the middle of an epoch: it leaves the random state as it found it.
+
+        A preemption inside it does not wait for its end, and going on without it is still exact.
+        """
+        state = rng.capture()
+        try:
+            yield
+        finally:
+            rng.restore(state)
+
+    # ------------------------------------------------------------------ start and end
+
+    def _start(self, session: Session) -> Loop:
+        path = os.path.join(session.box_folder, f"rank-{self.rank}") if self.settings.rescue else None
+        box = BlackBox(path, self.rank)
+        loop = Loop(self._objects, box, self.rank, rescue=self.settings.rescue)
+        if self.rank == 0:
+            announce(session)
+        checkpoint: Checkpoint | None = None
+        saver: Saver | None = None
+        if self.settings.checkpointing:
+            checkpoint, run, mine = resume(session, self._objects)
+            saver = Saver(
+                backends=session.backends,
+                rank=self.rank,
+                world=self.world,
+                run=session.run,
+                attempt=session.attempt,
+                token=session.token,
+                keep=self.settings.keep,
+                journal=session.journal,
+                replicated=not self._objects.sharded,
+                peers=session.peers,
+            )
+            if checkpoint is not None:
+                self._go_on(loop, saver, checkpoint, run, mine)
+        loop.saver = saver
+        signals = SignalSource(self.settings.signals)
+        sources: list[NoticeSource] = [signals]
+        if self.settings.notice_file:
+            sources.append(FileSource(self.settings.notice_file))
+        if self.settings.cloud:
+            sources.append(cloud_source(self.settings.cloud, self.settings.metadata_url))
+        engine = self._engine = loop.engine = Engine(
+            settings=self.settings,
+            training=loop,
+            agreement=Agreement(session.board, self.rank, self.world, self.settings.agree_timeout),
+            saver=saver,
+            sources=sources,
+            journal=session.journal,
+        )
+        if self.rank == 0:
+            session.journal.record(
+                "attempt",
+                pid=os.getpid(),
+                world=self.world,
+                process_started=session.process_started,
+                resumed_from=checkpoint.step if checkpoint else None,
+                step=loop.step,
+                location=session.backends[0].uri,
+            )
+            self._say_where(checkpoint)
+            file = ProgressFile(self.settings.progress_file or _beside(session))
+            self._reporter = Reporter(
+                file, self._progress, signals, lambda other: session.journal.record("handler_replaced", by=other)
+            )
+        engine.start(loop.step, loop.epoch())
+        loop.hook(forward=self.world > 1 and self.settings.rescue)
+        if self._reporter is not None:
+            self._reporter.start()
+            self._reporter.poke()
+        return loop
+
+    def _go_on(
+        self, loop: Loop, saver: Saver, checkpoint: Checkpoint, run: dict[str, Any], mine: dict[str, Any]
+    ) -> None:
+        self.resumed_from = checkpoint.name
+        self._complete = checkpoint.manifest.complete and (self._total_steps or 0) <= run["step"]
+        saver.committed, saver.committed_at = checkpoint.manifest, checkpoint.backend
+        seconds = checkpoint.manifest.timings.get("write_s", 0.0)
+        if seconds > 0 and checkpoint.manifest.size > 1 << 20:
+            saver.speeds[checkpoint.backend.uri] = checkpoint.manifest.size / seconds
+        loop.step = run["step"]
+        loop.place = (run["epoch"], run["passes"], {})
+        self._positions = dict(mine["positions"])
+        self._random = mine["random"]
+        if self._random is not None:
+            restore_random(self._random)
+
+    def _say_where(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            log.info(
+                "starting from scratch, checkpoints go to %s", self._session.backends[0].uri if self._session else ""
+            )
+        elif self._complete:
+            log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", checkpoint.step)
+        else:
+            log.warning("resuming from %s, step %d", checkpoint.location, checkpoint.step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._engine is None or self._session is None:
+            return
+        self._loop.over = True
+        try:
+            if error is None:
+                if self._loop.pending and self._loop.step:
+                    self._loop.boundary()
+                self._engine.finish(self._loop.step)
+                self._complete = True
+            elif not isinstance(error, Preempted):
+                self._engine.crashed(error)
+        finally:
+            self._close(clean=error is None)
+
+    def _close(self, *, clean: bool) -> None:
+        assert self._engine is not None
+        assert self._session is not None
+        self._engine.close()
+        self._loop.unhook()
+        for batches in self._loop.place[2].values():
+            batches.close()
+        if self._reporter is not None:
+            self._reporter.stop()
+        for backend in self._session.backends:
+            backend.close()
+        self._session.journal.close()
+        if clean:
+            self._loop.box.close(remove=True)
+
+    # ------------------------------------------------------------------ progress
+
+    def _progress(self) -> Progress:
+        loop = self._loop
+        saver = loop.saver
+        committed = saver.committed if saver is not None else None
+        latest = None
+        if saver is not None and committed is not None and saver.committed_at is not None:
+            latest = f"{saver.committed_at.uri.rstrip('/')}/{committed.name}"
+        total = self._total_steps or self._expected_steps()
+        known = {"accuracy", "validation_loss", "validation_accuracy", "learning_rate"}
+        metrics = {name: _number(value) for name, value in self._metrics.items() if name in known}
+        if "learning_rate" not in metrics:
+            metrics["learning_rate"] = self._learning_rate()
+        return Progress(
+            epoch=min(loop.epoch() + 1, self._total_epochs) if self._total_epochs else None,
+            total_epochs=self._total_epochs,
+            step=loop.step,
+            total_steps=total,
+            loss=_number(self._loss),
+            resumed_from=self.resumed_from,
+            checkpointing=Checkpointing(
+                enabled=self.settings.checkpointing,
+                latest_checkpoint=latest,
+                checkpoints_created=saver.created if saver is not None else None,
+                latest_checkpoint_time=saver.committed_wall if saver is not None else None,
+            ),
+            **metrics,
+        )
+
+    def _expected_steps(self) -> int | None:
+        """Steps of the whole run, from the loader's length and how many batches a step has taken so far."""
+        epoch, _, active = self._loop.place
+        batches = next(iter(active.values()), None)
+        if self._complete:
+            self._expected = self._loop.step
+        elif self._total_epochs is not None and batches is not None and self._loop.step:
+            with contextlib.suppress(TypeError):  # a loader without a length
+                a_pass = len(batches)
+                a_step = max(1, round((epoch * a_pass + batches.delivered) / self._loop.step))
+                self._expected = math.ceil(a_pass / a_step) * self._total_epochs
+        return self._expected
+
+    def _learning_rate(self) -> float | None:
+        for optimizer in self._objects.optimizers.values():
+            return _number(optimizer.param_groups[0].get("lr"))
+        return None
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    return float(value.detach() if hasattr(value, "detach") else value)
+
+
+def _beside(session: Session) -> str:
+    """The progress file's place where none is given: beside local checkpoints, else in the run's home folder."""
+    if "://" in session.location:
+        return os.path.join(session.home, "training_progress.json")
+    return os.path.join(session.location, "training_progress.json")

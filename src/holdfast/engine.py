@@ -1,0 +1,541 @@
+"""The state machine of a run: from a notice to the commit, and back at the next start.
+
+::
+
+    RUNNING ──notice──► NOTICED ──kill_wait──► AGREEING ──decision──► STOPPING ──boundary──► SAVING ──► LEFT
+       │                                                                  │
+       │◄── a round that was called to save and go on ────────────────────┤
+       │                                                                  └─ boundary out of reach ─► rescue
+       └── crash of this rank or a peer ──────────────────────────────────────────────────────────► rescue
+
+In steady state nothing of this runs. A step boundary costs one comparison: ``step >= next_stop``, where
+``next_stop`` is the step of the next periodic save. Whoever wants the training thread's attention
+lowers it to zero. All waiting is done by threads that are blocked until there is something to do.
+
+Nothing hangs: whatever a peer or a store does, :meth:`Engine._guard` ends the process before the
+deadline.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.agree import Agreement, BoardLostError, Call, Decision
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.config import Settings
+from holdfast.errors import Preempted, StoreError
+from holdfast.notice.base import Notice, NoticeSource
+from holdfast.saving import MARGIN_S, Files, Save, Saver
+from holdfast.store.manifest import Manifest
+
+log = logging.getLogger("holdfast")
+
+NEVER = sys.maxsize
+
+
+class State(enum.Enum):
+    RUNNING = "running"
+    NOTICED = "noticed"
+    AGREEING = "agreeing"
+    STOPPING = "stopping"
+    SAVING = "saving"
+    FINISHING = "finishing"
+    LEFT = "left"
+
+
+class Training(Protocol):
+    """What an adapter tells the engine of its framework."""
+
+    def soonest(self) -> int:
+        """The step that can be stopped at soonest.
+
+        The one just completed if its boundary is still ahead, else the one in flight.
+        """
+
+    def last_boundary(self) -> int:
+        """The last step that was completed."""
+
+    def epoch(self) -> int | None: ...
+
+    def freeze(self, wait_s: float) -> bool:
+        """Keep the state as it is at the last boundary.
+
+        True once no step can change it any more; False if a step is in the middle of changing it and does not end
+        within ``wait_s``.
+        """
+
+    def files(self, *, live: bool, at_boundary: bool) -> Files:
+        """The state at the last boundary.
+
+        ``live``: read while it is written, else copied out of the way first. ``at_boundary``: called by the training
+        thread at a boundary; else random state and position are those noted there.
+        """
+
+    def size(self) -> int:
+        """Bytes of a save, for estimates."""
+
+
+@dataclass(slots=True)
+class _Stop:
+    """A stop that is under way."""
+
+    source: str
+    detail: str
+    began: float
+    deadline: Deadline
+    kill_wait_s: float
+
+
+class Engine:
+    """One rank's engine. The training thread calls :meth:`at_boundary`, :meth:`finish` and :meth:`crashed`."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        training: Training,
+        agreement: Agreement,
+        saver: Saver | None,
+        sources: Sequence[NoticeSource],
+        journal: Any,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.settings = settings
+        self.training = training
+        self.agreement = agreement
+        self.saver = saver
+        self.sources = sources
+        self.journal = journal
+        self.clock = clock
+        self.state = State.RUNNING
+        self.next_stop: int = NEVER
+        """The training thread comes to :meth:`at_boundary` once its step has reached this."""
+        self.board_lost = False
+        self.stalled_s = 0.0
+        self._changed = threading.Condition()
+        self._stop: _Stop | None = None
+        self._decision: Decision | None = None
+        self._save_at: int | None = None
+        self._round_open = False
+        self._saving = threading.Lock()
+        self._left = False
+        self._broken = False
+        """The training thread has left its loop with an exception."""
+        self._last_save_step = 0
+        self._last_save_epoch = 0
+        self._due: threading.Timer | None = None
+        self._writer: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ start and end
+
+    def start(self, step: int, epoch: int) -> None:
+        """Listen. ``step`` and ``epoch``: where the run begins or goes on."""
+        self._last_save_step, self._last_save_epoch = step, epoch
+        self._schedule()
+        threading.Thread(target=self._watch, name="holdfast-watch", daemon=True).start()
+        for source in self.sources:
+            source.start(self.on_notice)
+
+    def close(self) -> None:
+        self._left = True
+        if self._due is not None:
+            self._due.cancel()
+        for source in self.sources:
+            source.stop()
+        self.agreement.board.close()
+
+    # ------------------------------------------------------------------ notices and rounds, on threads of their own
+
+    def on_notice(self, notice: Notice) -> None:
+        """Called by a source, on its thread."""
+        with self._changed:
+            if self._left or self.state is State.FINISHING:
+                log.info("%s: %s received while the run ends anyway", notice.source, notice.detail)
+                return
+            if self._stop is not None:
+                left = self._stop.deadline.remaining_s()
+                log.warning("%s received again, already saving (%.1f s left)", notice.detail, left)
+                self.journal.record("notice", source=notice.source, detail=notice.detail, repeated=True)
+                return
+            grace_s = self.settings.grace_period if notice.grace_s is None else notice.grace_s
+            kill_wait_s = min(self.settings.kill_wait, max(0.0, grace_s - self._needed_s()))
+            self._begin_stop(notice.source, notice.detail, notice.at, grace_s, kill_wait_s)
+        self.journal.record(
+            "notice",
+            source=notice.source,
+            detail=notice.detail,
+            grace_s=grace_s,
+            kill_wait_s=kill_wait_s,
+            step=self.training.last_boundary(),
+        )
+        waited = self.clock.monotonic() - notice.at
+        self._call("stop", notice.source, notice.detail, max(0.0, kill_wait_s - waited), max(0.0, grace_s - waited))
+
+    def _begin_stop(self, source: str, detail: str, at: float, grace_s: float, kill_wait_s: float) -> None:
+        self._stop = _Stop(source, detail, at, Deadline(at + grace_s, self.clock), kill_wait_s)
+        self.state = State.NOTICED
+        log.warning("%s received, initiating JIT checkpoint in %.1fs", detail, kill_wait_s)
+        threading.Thread(target=self._guard, name="holdfast-guard", daemon=True).start()
+
+    def _needed_s(self) -> float:
+        """Seconds that must be left when the agreement begins."""
+        if self.saver is None:
+            return MARGIN_S
+        return self.saver.expected_s(self.saver.backends[0], self.training.size()) + 2 * MARGIN_S
+
+    def _call(self, kind: str, source: str, detail: str, kill_wait_s: float, grace_s: float) -> None:
+        call = Call(self.agreement.round, kind, self.agreement.rank, source, detail, kill_wait_s, grace_s)  # type: ignore[arg-type]
+        try:
+            self.agreement.call(call)
+        except BoardLostError:
+            self._on_board_lost()
+
+    def _watch(self) -> None:
+        """The one thread that is blocked until a round is called."""
+        try:
+            while not self._left:
+                call = self.agreement.wait_for_call()
+                self._take_part(call)
+                if call.kind == "stop":
+                    return
+        except BoardLostError:
+            if not self._left:
+                self._on_board_lost()
+        except Exception:
+            log.exception("the agreement failed; this rank saves on its own if it has to")
+            self._on_board_lost()
+
+    def _take_part(self, call: Call) -> None:
+        if call.kind == "stop":
+            with self._changed:
+                if self._stop is None and self.state is not State.FINISHING:
+                    detail = f"{call.detail} (rank {call.rank})"
+                    self._begin_stop("peer", detail, self.clock.monotonic(), call.grace_s, call.kill_wait_s)
+            self._pause(call.kill_wait_s)
+        with self._changed:
+            self._round_open = True
+            if call.kind == "stop" and self.state is State.NOTICED:
+                self.state = State.AGREEING
+            # The order is what makes this free of races: first ask for attention, then look where training is. A
+            # boundary that did not see the request has already set the step in flight that soonest() reports.
+            self.next_stop = 0
+            soonest = self.training.soonest()
+        self._carry_out(call, self.agreement.decide(soonest, broken=self._broken))
+
+    def _pause(self, seconds: float) -> None:
+        """Training goes on; a crash of this rank ends the wait."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken or self.state in (State.SAVING, State.LEFT), seconds)
+
+    def _carry_out(self, call: Call, decision: Decision) -> None:
+        self.journal.record(
+            "agreement",
+            kind=call.kind,
+            step=decision.step,
+            rescue=decision.rescue,
+            silent=list(decision.silent),
+            seconds=round(decision.seconds, 4),
+        )
+        with self._changed:
+            # In one go: a boundary that waits must find either the open round or its outcome.
+            self._round_open = False
+            if call.kind == "save":
+                self._save_at = decision.step
+                self._changed.notify_all()
+                return
+            self._decision = decision
+            if self.state is State.AGREEING:
+                self.state = State.STOPPING
+            self._changed.notify_all()
+            if self._broken:
+                return  # the training thread saves
+        if decision.rescue:
+            reason = f"ranks {list(decision.silent)} are silent" if decision.silent else "a rank cannot go on"
+            log.warning("%s: each survivor saves what it has", reason)
+            self._save_where_it_stands(wait_for_training_s=0.0)
+        else:
+            self._save_where_it_stands(wait_for_training_s=None)
+
+    def _on_board_lost(self) -> None:
+        """The process that kept the board is gone. Training may be ending everywhere, or a peer has died."""
+        with self._changed:
+            self.board_lost = True
+            self._round_open = False
+            self._changed.notify_all()
+            if self._stop is None or self.state in (State.FINISHING, State.SAVING, State.LEFT):
+                return
+            self._decision = Decision(self.training.last_boundary(), rescue=self.agreement.world > 1)
+            if self.agreement.world == 1:
+                self._decision = Decision(self.training.soonest())
+            self.state = State.STOPPING
+            self.next_stop = 0
+        self._save_where_it_stands(wait_for_training_s=0.0 if self._decision.rescue else None)
+
+    def _save_where_it_stands(self, wait_for_training_s: float | None) -> None:
+        """Save on this thread if training does not come to its boundary while there is still time.
+
+        None: wait as long as the deadline allows.
+        """
+        assert self._stop is not None
+        if wait_for_training_s is None:
+            wait_for_training_s = max(0.0, self._stop.deadline.remaining_s(reserve_s=self._needed_s() + MARGIN_S))
+        with self._changed:
+            if self._changed.wait_for(lambda: self.state in (State.SAVING, State.LEFT), wait_for_training_s):
+                return
+        if not self.training.freeze(wait_s=max(0.0, self._stop.deadline.remaining_s(self._needed_s()))):
+            log.error("training is inside an optimizer step and does not come out of it: step not saved")
+            return
+        self._save_and_leave("rescue" if self._rescuing() else "jit", at_boundary=False)
+        _leave_now(self.settings.exit_code)
+
+    def _rescuing(self) -> bool:
+        return self._decision is not None and self._decision.rescue
+
+    def _guard(self) -> None:
+        """End the process before the deadline, whatever happens."""
+        assert self._stop is not None
+        while not self._stop.deadline.passed(reserve_s=MARGIN_S / 3):
+            time.sleep(min(0.5, max(0.01, self._stop.deadline.remaining_s(reserve_s=MARGIN_S / 3))))
+            if self.state in (State.FINISHING, State.LEFT):
+                if self.state is State.FINISHING:
+                    return
+                # Saved. The way out may still hang in a library's clean-up.
+                if self._stop.deadline.passed(reserve_s=2 * MARGIN_S):
+                    break
+        if self.state is not State.LEFT:
+            log.error("out of time at the deadline: leaving with what is committed")
+            self.journal.record("end", step=self.training.last_boundary(), outcome="failed", error="out of time")
+        _leave_now(self.settings.exit_code)
+
+    # ------------------------------------------------------------------ called by the training thread
+
+    def at_boundary(self, step: int, *, epoch: int | None = None) -> None:
+        """The slow path of a boundary: something wants attention. ``epoch``: epochs completed, at the end of one."""
+        while True:
+            with self._changed:
+                while self._round_open:
+                    # A round is being decided: to run ahead now could pass the step that is decided.
+                    self._changed.wait(0.5)
+                if self.state is State.SAVING:
+                    self._changed.wait()  # another thread saves the state as it stands; it must not change any more
+                decision = self._decision
+                stopping = self.state is State.STOPPING and decision is not None
+                save_now = self._save_at is not None and step >= self._save_at
+                if not stopping and not save_now and self._stop is None:
+                    break
+            if stopping:
+                assert decision is not None
+                if decision.rescue or step >= decision.step:
+                    self._save_and_leave("rescue" if decision.rescue else "jit", at_boundary=True)
+                    raise Preempted(self.settings.exit_code, step, self._stop.detail if self._stop else "")
+                break
+            if save_now:
+                self._save_at = None
+                self._save_periodic(step)
+                continue
+            break
+        if self._is_due(step, epoch):
+            self._save_periodic(step)
+        self._schedule()
+
+    def _is_due(self, step: int, epoch: int | None) -> bool:
+        if self.saver is None or self._stop is not None or step <= self._last_save_step:
+            return False
+        every = self.settings.save_every
+        if every.steps:
+            return step - self._last_save_step >= every.steps
+        if every.epochs and epoch is not None:
+            return epoch - self._last_save_epoch >= every.epochs
+        return False
+
+    def _schedule(self) -> None:
+        """Set when the training thread is to come back, and the clock for saves by time."""
+        every = self.settings.save_every
+        with self._changed:
+            busy = self._round_open or self._stop is not None or self._save_at is not None
+            if busy:
+                self.next_stop = 0
+            elif every.steps and self.saver is not None:
+                self.next_stop = self._last_save_step + every.steps
+            else:
+                self.next_stop = NEVER
+        if every.seconds and self._due is None and self.agreement.rank == 0 and self.saver is not None:
+            self._due = threading.Timer(every.seconds, self._on_due)
+            self._due.daemon = True
+            self._due.start()
+
+    def _on_due(self) -> None:
+        """A save by time is due. Rank 0 calls a round, so that all ranks save the same step."""
+        self._due = None
+        writing = self._writer is not None and self._writer.is_alive()
+        if self._left or self._stop is not None:
+            return
+        if writing:
+            # The stated rule: a save by time that comes due while one is being written is skipped.
+            self.journal.record(
+                "skipped", step=self.training.last_boundary(), why="the last save is still being written"
+            )
+            self._schedule()
+            return
+        self._call("save", "clock", str(self.settings.save_every), 0.0, 0.0)
+
+    def _save_periodic(self, step: int) -> None:
+        """Copy the state out of the way, and write it behind training's back."""
+        if self.saver is None:
+            return
+        began = time.monotonic()
+        # The stated rule: a save that comes due by steps or epochs while one is being written waits for it, since all
+        # ranks must take the same decision without asking each other.
+        self.wait_for_writer()
+        waited = time.monotonic() - began
+        save = Save(step=step, reason="periodic", epoch=self.training.epoch())
+        files = self.training.files(live=False, at_boundary=True)
+        stall = time.monotonic() - began
+        self.stalled_s += stall
+        self._last_save_step, self._last_save_epoch = step, self.training.epoch() or 0
+        self.journal.record(
+            "staged",
+            step=step,
+            reason="periodic",
+            stall_s=round(stall, 4),
+            waited_s=round(waited, 4),
+            bytes=self.training.size(),
+        )
+        self._writer = threading.Thread(
+            target=self._write_behind, args=(save, files), name="holdfast-save", daemon=True
+        )
+        self._writer.start()
+
+    def _write_behind(self, save: Save, files: Files) -> None:
+        assert self.saver is not None
+        try:
+            self.saver.write(save, files, self.training.size())
+        except StoreError as error:
+            log.error("periodic save of step %d failed, training goes on: %s", save.step, error)
+        except Exception:
+            log.exception("periodic save of step %d failed, training goes on", save.step)
+        if self.settings.save_every.seconds:
+            self._schedule()
+
+    def wait_for_writer(self, deadline: Deadline | None = None) -> None:
+        """Until the save that is being written is committed or has failed."""
+        writer = self._writer
+        if writer is not None and writer is not threading.current_thread():
+            writer.join(deadline.remaining_s() if deadline else None)
+
+    def _save_and_leave(self, reason: str, *, at_boundary: bool) -> Manifest | None:
+        """The just-in-time save. Returns when it is committed or has failed; only the first caller saves."""
+        if not self._saving.acquire(blocking=False):
+            # The other thread saves and ends the process.
+            while True:
+                time.sleep(1.0)
+        with self._changed:
+            self.state = State.SAVING
+            self._changed.notify_all()
+        stop = self._stop
+        deadline = stop.deadline if stop else Deadline.after(self.settings.grace_period, self.clock)
+        step = self.training.last_boundary()
+        manifest: Manifest | None = None
+        outcome = "preempted" if reason == "jit" else "rescued"
+        began = time.monotonic()
+        if self.saver is not None:
+            # What is being written already is finished first, if there is time for both.
+            self.wait_for_writer(deadline.earlier(self._needed_s()))
+            committed = self.saver.committed
+            if committed is not None and committed.step >= step:
+                manifest = committed
+            elif step > 0:
+                manifest = self._try_save(step, reason, deadline, at_boundary=at_boundary)
+                outcome = outcome if manifest is not None else "failed"
+        since = time.monotonic() - (stop.began if stop else began)
+        if manifest is not None:
+            log.warning("JIT checkpoint completed in %.1fs: %s", time.monotonic() - began, manifest.name)
+        self.journal.record("end", step=step, outcome=outcome, reason=reason, since_notice_s=round(since, 4))
+        self.journal.sync()
+        with self._changed:
+            self.state = State.LEFT
+            self._changed.notify_all()
+        return manifest
+
+    def _try_save(self, step: int, reason: str, deadline: Deadline, *, at_boundary: bool) -> Manifest | None:
+        assert self.saver is not None
+        claimed = reason == "rescue" and self.saver.replicated and self.agreement.world > 1
+        save = Save(step=step, reason=reason, epoch=self.training.epoch(), deadline=deadline, claimed=claimed)
+        try:
+            files = self.training.files(live=True, at_boundary=at_boundary)
+            return self.saver.write(save, files, self.training.size())
+        except Exception as error:
+            log.error("step %d could not be saved: %s", step, error, exc_info=not isinstance(error, StoreError))
+            self.journal.record("save_failed", step=step, reason=reason, error=str(error))
+            return None
+
+    def crashed(self, error: BaseException) -> None:
+        """The training thread was thrown out of its loop: by its own fault, or since a peer has died.
+
+        Tells the peers not to wait, and saves the last boundary if the state is still that of the last boundary.
+        """
+        cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+        with self._changed:
+            if self._left or self.state is State.LEFT:
+                return
+            if self._stop is None:
+                deadline = Deadline.after(self.settings.grace_period, self.clock)
+                self._stop = _Stop("crash", cause, self.clock.monotonic(), deadline, 0.0)
+                threading.Thread(target=self._guard, name="holdfast-guard", daemon=True).start()
+            self._broken = True
+            self.next_stop = 0
+            self._changed.notify_all()
+        self.journal.record("rescue", step=self.training.last_boundary(), cause=cause)
+        if self.agreement.world > 1 and not self.board_lost:
+            self._call("stop", "crash", cause, 0.0, self._stop.deadline.remaining_s())
+        if not self.training.freeze(wait_s=0.0):
+            log.error("the crash came inside an optimizer step: its state is not saved")
+            self.journal.record("end", step=self.training.last_boundary(), outcome="failed", error=cause)
+            with self._changed:
+                self.state = State.LEFT
+                self._changed.notify_all()
+            return
+        self._save_and_leave("rescue", at_boundary=False)
+
+    def finish(self, step: int) -> Manifest | None:
+        """The run is complete: commit the end, so that starting it again has nothing left to do."""
+        with self._changed:
+            while self._round_open:
+                self._changed.wait(0.5)
+            self.state = State.FINISHING
+            self._changed.notify_all()
+        manifest: Manifest | None = None
+        if self.saver is not None:
+            self.wait_for_writer()
+            save = Save(step=step, reason="final", epoch=self.training.epoch(), complete=True)
+            committed = self.saver.committed
+            if committed is not None and committed.step >= step and committed.complete:
+                manifest = committed
+            elif step > 0:
+                manifest = self._commit_end(save, again=committed is not None and committed.step == step)
+        self.journal.record("end", step=step, outcome="complete")
+        self.journal.sync()
+        self.state = State.LEFT
+        return manifest
+
+    def _commit_end(self, save: Save, *, again: bool) -> Manifest | None:
+        assert self.saver is not None
+        if again:
+            return self.saver.complete(save)
+        return self.saver.write(save, self.training.files(live=True, at_boundary=True), self.training.size())
+
+
+def _leave_now(code: int) -> None:
+    """End the process from a thread while the training thread is stuck: its clean-up could hang for ever."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,34 @@
+"""Where a run keeps what is no checkpoint: journal, lock, who is running. A folder of this machine.
+
+Beside the checkpoints where they lie on a file system; for object storage, under the user's state folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+
+JOURNAL = "journal.jsonl"
+ATTEMPT = "attempt.json"
+"""Who runs, or ran last: token, ranks with their processes."""
+LAUNCH = "launch.json"
+"""How the run was started, for ``holdfast resume``."""
+CONTROL = "control.json"
+"""What a person asked of the launcher: pause or resume."""
+
+
+def default_location() -> str:
+    """``holdfast-runs/<script name>`` in the working folder."""
+    script = os.path.splitext(os.path.basename(sys.argv[0] or ""))[0] or "python"
+    return os.path.join("holdfast-runs", script.lstrip("-") or "python")
+
+
+def home_of(location: str) -> str:
+    """The home folder of a run that saves to ``location``."""
+    scheme, separator, rest = location.partition("://")
+    if not separator or scheme == "file":
+        return os.path.join(os.path.abspath(os.path.expanduser(rest if separator else location)), ".holdfast")
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    name = location.split("?")[0].rstrip("/").rpartition("/")[2] or "run"
+    return os.path.join(state, "holdfast", f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:12]}")

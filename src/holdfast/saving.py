@@ -1,0 +1,323 @@
+"""One save, on all ranks, from images to the commit.
+
+Every rank writes its own files and tells the leader what it wrote, through the storage location
+itself: nothing else need be alive. The leader writes what all ranks share, gathers the parts, and
+commits. The others leave only when they see the commit.
+
+The leader is rank 0. In a rescue, or when rank 0 dies on the way, it is the first survivor to claim
+the folder: identical steps are committed once. What dead ranks can no longer write is made from what
+they left behind.
+
+With a deadline, the location that is expected to finish in time is tried first, judged by measured
+speed; a location that fails or hangs is left while there is still time for the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
+from holdfast.store.base import Backend, Owner
+from holdfast.store.checkpoints import open_checkpoint, retain
+from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name
+from holdfast.store.pipeline import ChunkPool, FileWriter, Image
+
+log = logging.getLogger(__name__)
+
+MARGIN_S = 0.75
+"""Left between the last moment of a save and the deadline, for the way out of the process."""
+_HEIR = "heir"
+_PERIODIC_LIMIT_S = 600.0
+
+
+class Record(Protocol):
+    """The journal, as far as a save needs it."""
+
+    def record(self, event: str, /, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A file whose content a committed checkpoint holds already."""
+
+    path: str
+    size: int
+    entry: FileEntry
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the ranks have to write. Built when it is asked for: live state is read as late as possible."""
+
+    own: Callable[[], Sequence[Image | Adopted]]
+    """This rank's part."""
+    shared: Callable[[], Sequence[Image | Adopted]]
+    """What one rank writes for all."""
+    of: Callable[[int], Sequence[Image] | None] = lambda rank: None
+    """Another rank's part, from what it left on this machine; None if that is not enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """What is to be saved, and why."""
+
+    step: int
+    reason: str
+    epoch: int | None = None
+    complete: bool = False
+    claimed: bool = False
+    """There is no appointed leader: the first to claim the folder leads."""
+    deadline: Deadline | None = None
+    began: float = field(default_factory=time.monotonic)
+    extra: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return checkpoint_name(self.step)
+
+
+@dataclass(slots=True, kw_only=True)
+class Saver:
+    """Carries saves out for one rank."""
+
+    backends: Sequence[Backend]
+    rank: int
+    world: int
+    run: str
+    attempt: int
+    token: str
+    """Shared by the ranks of one attempt: a part without it is a leftover of another."""
+    keep: int
+    journal: Record
+    replicated: bool = True
+    """Whether each rank holds all that is shared, so that any of them can lead."""
+    peers: Mapping[int, Owner] = field(default_factory=dict)
+    clock: Clock = SYSTEM_CLOCK
+    speeds: dict[str, float] = field(default_factory=dict)
+    """Bytes a second that each location was seen to take."""
+    committed: Manifest | None = None
+    committed_at: Backend | None = None
+    created: int = 0
+    committed_wall: float | None = None
+    _pool: ChunkPool = field(default_factory=ChunkPool)
+
+    def expected_s(self, backend: Backend, size: int) -> float:
+        """Seconds that a save of this size should take there; a guess of 200 MB/s before the first one."""
+        return 0.3 + size / self.speeds.get(backend.uri, 200e6)
+
+    def write(self, save: Save, files: Files, size: int) -> Manifest:
+        """Save; returns the manifest, and only once the checkpoint is committed. Raises StoreError if it is not."""
+        last: Exception | None = None
+        for backend, limit in self._choices(save, size):
+            if limit.passed() and last is not None:
+                break
+            try:
+                return self._write_to(backend, save, files, limit)
+            except CheckpointExistsError:
+                existing = open_checkpoint(backend, save.name)
+                if existing is not None:
+                    return self._note_commit(existing.manifest, backend, save, 0)
+            except (OSError, TimeoutError) as error:
+                last = error
+                self.journal.record(
+                    "save_failed", step=save.step, reason=save.reason, location=backend.uri, error=str(error)
+                )
+                log.warning("could not save step %d to %s: %s", save.step, backend.uri, error)
+        raise StoreError(f"step {save.step} could not be saved anywhere; last error: {last}") from last
+
+    def complete(self, save: Save) -> Manifest:
+        """Say of the checkpoint that is committed already that the run ends there."""
+        assert self.committed is not None
+        assert self.committed_at is not None
+        self.committed = dataclasses.replace(self.committed, complete=True)
+        if self.rank == 0:
+            self.committed_at.amend(save.name, self.committed.encode())
+        return self.committed
+
+    def _choices(self, save: Save, size: int) -> list[tuple[Backend, Deadline]]:
+        """Locations in the order to try, each with the moment at which to give it up."""
+        backends = list(self.backends)
+        if save.deadline is None:
+            return [(backend, Deadline.after(_PERIODIC_LIMIT_S, self.clock)) for backend in backends]
+        end = save.deadline.earlier(MARGIN_S)
+        if len(backends) > 1 and self.expected_s(backends[0], size) > end.remaining_s():
+            backends.sort(key=lambda backend: self.expected_s(backend, size))
+            log.warning(
+                "%s is too slow for the %.1f s left, saving to %s",
+                self.backends[0].uri,
+                end.remaining_s(),
+                backends[0].uri,
+            )
+        choices = []
+        for index, backend in enumerate(backends):
+            after = sum(self.expected_s(other, size) for other in backends[index + 1 :])
+            # A location keeps at least half of the time: an estimate that is too careful must not starve it.
+            choices.append((backend, end.earlier(min(after, end.remaining_s() / 2)) if after else end))
+        return choices
+
+    def _write_to(self, backend: Backend, save: Save, files: Files, limit: Deadline) -> Manifest:
+        began = time.monotonic()
+        backend.begin(save.name)
+        leads = self.rank == 0
+        if save.claimed:
+            leads = self._claim(backend, save)
+        entries: list[FileEntry] = []
+        if not leads and save.claimed and self._heir_is_near(backend, save):
+            return self._await_commit(backend, save, files, limit)  # the heir takes this rank's part from its black box
+        images = [*files.own(), *(files.shared() if leads else ())]
+        entries = self._put(backend, save, images, limit)
+        if not leads:
+            part = {"token": self.token, "files": [entry.as_dict() for entry in entries]}
+            backend.put_part(save.name, f"rank-{self.rank:05d}", json.dumps(part).encode())
+            return self._await_commit(backend, save, files, limit)
+        return self._lead(backend, save, files, entries, limit, began)
+
+    def _claim(self, backend: Backend, save: Save) -> bool:
+        claim = {"token": self.token, "rank": self.rank, "host": socket.gethostname()}
+        return backend.claim_part(save.name, _HEIR, json.dumps(claim).encode())
+
+    def _heir_is_near(self, backend: Backend, save: Save) -> bool:
+        claim = backend.read_parts(save.name).get(_HEIR)
+        return claim is not None and json.loads(claim)["host"] == socket.gethostname()
+
+    def _put(self, backend: Backend, save: Save, images: Sequence[Image | Adopted], limit: Deadline) -> list[FileEntry]:
+        """Write the files durably."""
+        entries: list[FileEntry] = []
+        writer = FileWriter(limit, self._pool)
+        try:
+            for image in images:
+                if isinstance(image, Adopted):
+                    extra = backend.adopt(save.name, image.path, image.source, image.entry.path)
+                    if extra is None:
+                        raise StoreError(f"{backend.uri} cannot refer to {image.source}/{image.entry.path}")
+                    entries.append(FileEntry(image.path, image.size, image.entry.checksum, extra.get("ref")))
+                else:
+                    entries.append(writer.write(image, lambda path, size: backend.create(save.name, path, size)))
+            writer.join()
+        except BaseException:
+            writer.abort()
+            self._pool = ChunkPool()  # the disk thread may hold chunks of the old one for as long as it hangs
+            raise
+        return entries
+
+    def _lead(
+        self, backend: Backend, save: Save, files: Files, entries: list[FileEntry], limit: Deadline, began: float
+    ) -> Manifest:
+        written = time.monotonic()
+        inexact = self._gather(backend, save, files, entries, limit)
+        gathered = time.monotonic()
+        manifest = Manifest(
+            step=save.step,
+            reason=save.reason,
+            epoch=save.epoch,
+            complete=save.complete,
+            world_size=self.world,
+            files=tuple(sorted(entries, key=lambda entry: entry.path)),
+            created=datetime.fromtimestamp(self.clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            run=self.run,
+            attempt=self.attempt,
+            inexact=tuple(inexact),
+            timings={
+                "before_write_s": round(began - save.began, 4),
+                "write_s": round(written - began, 4),
+                "gather_s": round(gathered - written, 4),
+            },
+            extra=dict(save.extra),
+        )
+        backend.commit(save.name, manifest.encode())
+        size = sum(entry.size for entry in manifest.files)
+        if size > 1 << 20:
+            self.speeds[backend.uri] = size / max(1e-6, written - began)
+        self._note_commit(manifest, backend, save, time.monotonic() - began)
+        if save.deadline is None:
+            try:
+                for name in retain(backend, self.keep):
+                    self.journal.record("removed", name=name, location=backend.uri)
+            except StoreError as error:
+                log.warning("could not remove old checkpoints: %s", error)
+        return manifest
+
+    def _gather(
+        self, backend: Backend, save: Save, files: Files, entries: list[FileEntry], limit: Deadline
+    ) -> list[str]:
+        """Add the other ranks' files; returns what could not be had exactly."""
+        missing = set(range(self.world)) - {self.rank}
+        pause = 0.005
+        while missing:
+            for part, data in backend.read_parts(save.name).items():
+                rank = int(part.removeprefix("rank-")) if part.startswith("rank-") else -1
+                content = json.loads(data)
+                if rank in missing and content["token"] == self.token:
+                    entries += [FileEntry.from_dict(entry) for entry in content["files"]]
+                    missing.discard(rank)
+            late = limit.passed(reserve_s=1.0) and save.deadline is not None
+            for rank in sorted(missing):
+                if save.claimed or late or self._is_dead(rank):
+                    images = files.of(rank) if self.replicated else None
+                    if images is not None:
+                        entries += self._put(backend, save, images, limit)
+                        missing.discard(rank)
+            if missing and (late or all(self._is_dead(rank) for rank in missing)):
+                break
+            if missing:
+                if limit.passed():
+                    raise StoreUnavailableError(f"rank {min(missing)} did not write its part in time")
+                time.sleep(pause)
+                pause = min(pause * 1.5, 0.2)
+        if missing and not self.replicated:
+            raise StoreError(f"the part of rank {min(missing)} is missing and no other rank holds a copy of it")
+        return [f"the random state and data position of rank {rank} are lost" for rank in sorted(missing)]
+
+    def _is_dead(self, rank: int) -> bool:
+        return rank in self.peers and self.peers[rank].is_dead()
+
+    def _await_commit(self, backend: Backend, save: Save, files: Files, limit: Deadline) -> Manifest:
+        """Wait for the leader's commit; take over if the leader is seen to be dead."""
+        pause = 0.005
+        while True:
+            found = open_checkpoint(backend, save.name)
+            if found is not None:
+                return self._note_commit(found.manifest, backend, save, 0)
+            if self._is_dead(self._leader(backend, save)) and self.replicated and save.deadline is not None:
+                began = time.monotonic()
+                if self._claim(backend, save):
+                    log.warning("the rank that led the save of step %d died, rank %d goes on", save.step, self.rank)
+                    entries = self._put(backend, save, [*files.own(), *files.shared()], limit)
+                    return self._lead(backend, save, files, entries, limit, began)
+            if limit.passed():
+                raise StoreUnavailableError(f"{save.name} was not committed in time")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.2)
+
+    def _leader(self, backend: Backend, save: Save) -> int:
+        claim = backend.read_parts(save.name).get(_HEIR)
+        return int(json.loads(claim)["rank"]) if claim else 0
+
+    def _note_commit(self, manifest: Manifest, backend: Backend, save: Save, seconds: float) -> Manifest:
+        self.committed, self.committed_at = manifest, backend
+        self.committed_wall = self.clock.wall()
+        self.created += 1
+        if seconds:
+            self.journal.record(
+                "commit",
+                step=save.step,
+                reason=save.reason,
+                name=save.name,
+                location=backend.uri,
+                bytes=manifest.size,
+                seconds=round(seconds, 4),
+                since_request_s=round(time.monotonic() - save.began, 4),
+                inexact=list(manifest.inexact),
+                **manifest.timings,
+            )
+        return manifest

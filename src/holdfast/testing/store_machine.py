@@ -1,0 +1,413 @@
+"""A model test of checkpoints at rest: random saves, crashes, damage and retention against a plain dictionary.
+
+:class:`CheckpointMachine` is a Hypothesis state machine. Give it a backend and a way to damage what that
+holds, and run its ``TestCase``::
+
+    class MyMachine(CheckpointMachine):
+        def open(self, power):
+            return CrashingBackend(MyBackend(self.folder), power)
+
+        def stored(self, folder, path): ...
+        def store(self, folder, path, data): ...
+
+    TestMyBackend = MyMachine.TestCase
+
+What it holds against the backend after each step: a visible checkpoint has the bytes it was saved with,
+unless the test damaged them; the newest that is not damaged is found; retention removes neither the
+last whole one nor what a kept one refers to; a crash at any operation loses nothing that was committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.errors import CheckpointExistsError, StoreError
+from holdfast.store.base import MANIFEST, Backend, Owner, Sink
+from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, retain, unfinished, verify, whole
+from holdfast.store.manifest import FileEntry, checkpoint_name, step_of
+from holdfast.testing.backend_contract import adopt_file, manifest_for, read_back, write_file
+
+
+class PowerCutError(BaseException):
+    """The machine went dark. Not an Exception: nothing between the store and the test may handle it."""
+
+
+@dataclass(slots=True)
+class Power:
+    """Fails after a given number of operations, and stays off."""
+
+    left: int | None = None
+    off: bool = False
+
+    def use(self) -> None:
+        """Called around each operation."""
+        if self.left is not None:
+            self.left -= 1
+            self.off = self.off or self.left < 0
+        if self.off:
+            raise PowerCutError
+
+
+class _CrashingSink(Sink):
+    def __init__(self, inner: Sink, power: Power) -> None:
+        self._inner = inner
+        self._power = power
+
+    def write(self, chunk: memoryview) -> None:
+        self._power.use()
+        self._inner.write(chunk)
+
+    def finish(self) -> None:
+        self._power.use()
+        self._inner.finish()
+        self._power.use()
+
+    def abort(self) -> None:
+        if not self._power.off:
+            self._inner.abort()
+
+
+class CrashingBackend(Backend):
+    """A backend that stops in the middle: before an operation, or after it and before its caller knows."""
+
+    def __init__(self, inner: Backend, power: Power) -> None:
+        self.inner = inner
+        self.uri = inner.uri
+        self.read_size = inner.read_size
+        self._power = power
+
+    def _do(self, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._power.use()
+        result = operation(*args, **kwargs)
+        self._power.use()
+        return result
+
+    def names(self) -> list[str]:
+        return self.inner.names()
+
+    def read_manifest(self, name: str) -> bytes | None:
+        return self.inner.read_manifest(name)
+
+    def sizes(self, name: str) -> dict[str, int]:
+        return self.inner.sizes(name)
+
+    def read_into(self, name: str, path: str, offset: int, buffer: memoryview) -> int:
+        return self.inner.read_into(name, path, offset, buffer)
+
+    def begin(self, name: str) -> None:
+        self._do(self.inner.begin, name)
+
+    def create(self, name: str, path: str, size: int) -> Sink:
+        return _CrashingSink(self._do(self.inner.create, name, path, size), self._power)
+
+    def adopt(self, name: str, path: str, source: str, source_path: str) -> dict[str, Any] | None:
+        adopted: dict[str, Any] | None = self._do(self.inner.adopt, name, path, source, source_path)
+        return adopted
+
+    def put_part(self, name: str, part: str, data: bytes) -> None:
+        self._do(self.inner.put_part, name, part, data)
+
+    def claim_part(self, name: str, part: str, data: bytes) -> bool:
+        return bool(self._do(self.inner.claim_part, name, part, data))
+
+    def read_parts(self, name: str) -> dict[str, bytes]:
+        return self.inner.read_parts(name)
+
+    def commit(self, name: str, manifest: bytes) -> None:
+        self._do(self.inner.commit, name, manifest)
+
+    def amend(self, name: str, manifest: bytes) -> None:
+        self._do(self.inner.amend, name, manifest)
+
+    def discard(self, name: str, keep: Callable[[str], bool] | None = None) -> None:
+        self._do(self.inner.discard, name, keep)
+
+    def set_aside(self, name: str) -> None:
+        self._do(self.inner.set_aside, name)
+
+    def acquire(self, owner: Owner, *, wait_s: float = 0.0, takeover: bool = False) -> None:
+        self.inner.acquire(owner, wait_s=wait_s, takeover=takeover)
+
+    def release(self) -> None:
+        self.inner.release()
+
+    def free_bytes(self) -> int | None:
+        return self.inner.free_bytes()
+
+
+@dataclass(slots=True)
+class Blob:
+    """The bytes of one stored file; checkpoints that share it share its fate."""
+
+    data: bytes
+    damaged: bool = False
+    resized: bool = False
+
+
+@dataclass(slots=True)
+class Saved:
+    """What the model knows of one checkpoint."""
+
+    blobs: dict[str, Blob] = field(default_factory=dict)
+    torn: bool = False
+    """Its manifest cannot be read any more."""
+
+    @property
+    def intact(self) -> bool:
+        return not self.torn and not any(blob.damaged for blob in self.blobs.values())
+
+    @property
+    def looks_whole(self) -> bool:
+        """As far as the manifest and the sizes tell."""
+        return not self.torn and not any(blob.resized for blob in self.blobs.values())
+
+    def bytes(self) -> dict[str, bytes]:
+        return {path: blob.data for path, blob in self.blobs.items()}
+
+
+_PATHS = ("model.bin", "nested/optimizer.bin", "größe.bin", "empty.bin")
+_CONTENT = st.one_of(
+    st.binary(max_size=40),
+    st.integers(1, 3).map(lambda pages: bytes([pages]) * (pages * 4096)),
+    st.integers(1, 250).map(lambda seed: bytes([seed]) * 5001),
+)
+_CRASH = st.one_of(st.none(), st.integers(0, 60))
+
+
+class CheckpointMachine(RuleBasedStateMachine):
+    """Subclass it with :meth:`open`, :meth:`stored` and :meth:`store`."""
+
+    shares_folders = False
+    """Whether a checkpoint may refer to files in the folder of another (``ref``), which then cannot be begun anew."""
+
+    def open(self, power: Power) -> Backend:
+        """The place, as a process that has just started opens it; empty at first. Whatever it does uses ``power``."""
+        raise NotImplementedError
+
+    def stored(self, folder: str, path: str) -> bytes:
+        """The bytes of a stored file, past the backend."""
+        raise NotImplementedError
+
+    def store(self, folder: str, path: str, data: bytes | None) -> None:
+        """Change a stored file in place, past the backend; None removes it."""
+        raise NotImplementedError
+
+    @initialize()
+    def start(self) -> None:
+        self.model: dict[int, Saved] = {}
+        self.power = Power()
+        self.backend = self.open(self.power)
+
+    # What a process may be doing when the power goes
+
+    @contextlib.contextmanager
+    def _until(self, crash: int | None) -> Iterator[None]:
+        """Run the body; if the power goes, start again and see what is there."""
+        self.power.left = crash
+        try:
+            yield
+        except PowerCutError:
+            self.power = Power()
+            self.backend = self.open(self.power)
+        self.power.left = None
+
+    def _see(self, step: int, candidates: list[Saved | None]) -> None:
+        """After a crash, accept one of several states for a checkpoint; None: it is not there."""
+        name = checkpoint_name(step)
+        if self.backend.read_manifest(name) is None:
+            assert None in candidates, f"{name} was committed and is gone"
+            self.model.pop(step, None)
+            return
+        for saved in candidates:
+            if saved is not None and self._is(name, saved):
+                self.model[step] = saved
+                return
+        raise AssertionError(f"{name} is there and holds none of what it may hold")
+
+    def _is(self, name: str, saved: Saved) -> bool:
+        if not saved.intact:
+            return True  # what it holds was our own doing
+        checkpoint = open_checkpoint(self.backend, name)
+        assert checkpoint is not None
+        return verify(checkpoint) == [] and read_back(self.backend, checkpoint.manifest) == saved.bytes()
+
+    # Saving
+
+    @rule(
+        ahead=st.integers(0, 3),
+        content=st.dictionaries(st.sampled_from(_PATHS), _CONTENT, max_size=4),
+        unchanged=st.sets(st.sampled_from(_PATHS)),
+        crash=_CRASH,
+    )
+    def save(self, ahead: int, content: dict[str, bytes], unchanged: set[str], crash: int | None) -> None:
+        """A save, of changed files and of files adopted from the newest one, at a step never seen before."""
+        known = [step_of(name) or 0 for name in self.backend.names()]
+        self._save(max([0, *known, *self.model]) + 1 + ahead, content, unchanged, crash)
+
+    @precondition(lambda self: unfinished(self.backend))
+    @rule(
+        data=st.data(), content=st.dictionaries(st.sampled_from(_PATHS), _CONTENT, min_size=1, max_size=4), crash=_CRASH
+    )
+    def save_over(self, data: st.DataObject, content: dict[str, bytes], crash: int | None) -> None:
+        """A save at a step of which something is there that is not whole."""
+        name = data.draw(st.sampled_from(sorted(unfinished(self.backend))))
+        unchanged = data.draw(st.sets(st.sampled_from(_PATHS)))
+        step = step_of(name)
+        assert step is not None
+        self._save(step, content, unchanged, crash)
+
+    def _save(self, step: int, content: dict[str, bytes], unchanged: set[str], crash: int | None) -> None:
+        name = checkpoint_name(step)
+        saved = Saved()
+        referenced = any(
+            (entry.ref or "").startswith(f"{name}/")
+            for checkpoint in self._decodable()
+            for entry in checkpoint.manifest.files
+        )
+        committed = False
+        with self._until(crash):
+            base = next((found for found in whole([self.backend]) if found.step != step), None)
+            try:
+                self.backend.begin(name)
+            except StoreError:
+                assert self.shares_folders and referenced, "begin was refused without a reason"
+                return
+            entries: list[FileEntry] = []
+            if base is not None:
+                for entry in base.manifest.files:
+                    if entry.path in unchanged and entry.path not in content:
+                        adopted = adopt_file(self.backend, name, base.name, entry)
+                        assert adopted is not None
+                        entries.append(adopted)
+                        saved.blobs[entry.path] = self.model[base.step].blobs[entry.path]
+            for path, data in content.items():
+                entries.append(write_file(self.backend, name, path, data))
+                saved.blobs[path] = Blob(data)
+            manifest = manifest_for(step, entries)
+            self.backend.commit(name, manifest.encode())
+            committed = True
+        self._see(step, [saved] if committed else [saved, None])
+
+    def _decodable(self) -> list[Checkpoint]:
+        found = []
+        for name in self.backend.names():
+            with contextlib.suppress(StoreError):
+                checkpoint = open_checkpoint(self.backend, name)
+                if checkpoint is not None:
+                    found.append(checkpoint)
+        return found
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def begin_a_whole_one(self, data: st.DataObject) -> None:
+        name = checkpoint_name(data.draw(st.sampled_from(sorted(self.model))))
+        try:
+            self.backend.begin(name)
+        except CheckpointExistsError:
+            return
+        raise AssertionError(f"{name} is whole and was begun again")
+
+    # Removing
+
+    @rule(keep=st.integers(1, 3), crash=_CRASH)
+    def retain(self, keep: int, crash: int | None) -> None:
+        candidates = sorted((step for step, saved in self.model.items() if saved.looks_whole), reverse=True)
+        doomed = candidates[keep:]
+        finished = False
+        with self._until(crash):
+            assert retain(self.backend, keep) == [checkpoint_name(step) for step in doomed]
+            finished = True
+        for step in doomed:
+            self._see(step, [None] if finished else [self.model[step], None])
+
+    @rule(crash=_CRASH)
+    def clean(self, crash: int | None) -> None:
+        expected = sorted(unfinished(self.backend))
+        with self._until(crash):
+            assert sorted(clean(self.backend)) == expected
+            if not self.shares_folders:
+                assert unfinished(self.backend) == []
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), crash=_CRASH)
+    def set_aside(self, data: st.DataObject, crash: int | None) -> None:
+        step = data.draw(st.sampled_from(sorted(self.model)))
+        finished = False
+        with self._until(crash):
+            self.backend.set_aside(checkpoint_name(step))
+            finished = True
+        self._see(step, [None] if finished else [self.model[step], None])
+
+    # Damage
+
+    @precondition(lambda self: any(saved.looks_whole and saved.blobs for saved in self.model.values()))
+    @rule(data=st.data(), how=st.sampled_from(("flip", "truncate", "lengthen", "remove")))
+    def damage(self, data: st.DataObject, how: str) -> None:
+        steps = [step for step, saved in self.model.items() if saved.looks_whole and saved.blobs]
+        step = data.draw(st.sampled_from(sorted(steps)))
+        saved = self.model[step]
+        path = data.draw(st.sampled_from(sorted(saved.blobs)))
+        checkpoint = open_checkpoint(self.backend, checkpoint_name(step))
+        assert checkpoint is not None
+        entry = next(entry for entry in checkpoint.manifest.files if entry.path == path)
+        folder, _, place = (entry.ref or f"{checkpoint.name}/{path}").partition("/")
+        content = self.stored(folder, place)
+        blob = saved.blobs[path]
+        if how in ("flip", "truncate") and not content:
+            return
+        if how == "flip":
+            at = data.draw(st.integers(0, len(content) - 1))
+            bit = 1 << data.draw(st.integers(0, 7))
+            self.store(folder, place, content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
+            blob.damaged = blob.damaged or content == blob.data
+            # A second flip may mend the first.
+            blob.damaged = self.stored(folder, place) != blob.data
+            return
+        if how == "remove" and not self.shares_folders:
+            # Elsewhere the same file may have another name, under which it lives on.
+            saved.blobs[path] = blob = Blob(blob.data)
+        blob.damaged = blob.resized = True
+        changed = {"truncate": content[:-1], "lengthen": content + b"\0", "remove": None}[how]
+        self.store(folder, place, changed)
+
+    @precondition(lambda self: any(not saved.torn for saved in self.model.values()))
+    @rule(data=st.data(), part=st.floats(0.0, 0.99))
+    def tear_manifest(self, data: st.DataObject, part: float) -> None:
+        step = data.draw(st.sampled_from(sorted(step for step, saved in self.model.items() if not saved.torn)))
+        content = self.stored(checkpoint_name(step), MANIFEST)
+        self.store(checkpoint_name(step), MANIFEST, content[: int(len(content) * part)])
+        self.model[step].torn = True
+
+    @rule()
+    def restart(self) -> None:
+        self.power = Power()
+        self.backend = self.open(self.power)
+
+    # What must hold after each of these
+
+    @invariant()
+    def all_that_is_visible_is_as_it_was_saved(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        committed = {name for name in self.backend.names() if self.backend.read_manifest(name) is not None}
+        assert committed == {checkpoint_name(step) for step in self.model}
+        found = {checkpoint.step: checkpoint for checkpoint in whole([self.backend])}
+        assert set(found) == {step for step, saved in self.model.items() if saved.looks_whole}
+        for step, checkpoint in found.items():
+            assert (verify(checkpoint) == []) == self.model[step].intact
+            if self.model[step].intact:
+                assert read_back(self.backend, checkpoint.manifest) == self.model[step].bytes()
+
+    @invariant()
+    def the_newest_that_is_not_damaged_is_found(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        expected = max((step for step, saved in self.model.items() if saved.intact), default=None)
+        found = next((checkpoint.step for checkpoint in whole([self.backend]) if verify(checkpoint) == []), None)
+        assert found == expected
