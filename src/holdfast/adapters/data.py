@@ -111,6 +111,11 @@ class Batches:
         delivered, worker_rng = self._mark
         return self._source.position(delivered, worker_rng, self._first if delivered else None)
 
+    def pass_start(self) -> dict[str, Any]:
+        """What :meth:`position` says of this pass, but for ``delivered``. To be called after the first batch."""
+        delivered, worker_rng = self._mark
+        return self._source.position(delivered, worker_rng, self._first)
+
     def close(self) -> None:
         """End the pass and its worker processes, persistent ones too. :meth:`position` still answers."""
         self._next = _nothing  # type: ignore[method-assign]

@@ -112,7 +112,7 @@ class Loop:
         """Once in a pass: leave beside the black box what does not change until the next pass."""
         _, passes, active = self.place
         if self.box.path is not None:
-            base = {"passes": passes, "name": name, "position": active[name].position()}
+            base = {"passes": passes, "name": name, "position": active[name].pass_start()}
             temporary = f"{self.box.path}.position.tmp"
             with open(temporary, "wb") as file:
                 file.write(write_tree(base))

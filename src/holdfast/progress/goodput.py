@@ -293,11 +293,15 @@ def _row(history: _History, index: int) -> AttemptRow:
 
 
 def _followers(history: _History, index: int) -> list[_Attempt]:
-    """The attempts that went on with the work of this one: none after a complete run, or in another run."""
+    """The attempts that went on with the work of this one: none after the run was complete, none of another run."""
     attempt = history.attempts[index]
-    if attempt.outcome == "complete":
-        return []
-    return [later for later in history.attempts[index + 1 :] if later.run == attempt.run]
+    followers: list[_Attempt] = []
+    for later in history.attempts[index + 1 :]:
+        if (followers[-1] if followers else attempt).outcome == "complete":
+            break
+        if later.run == attempt.run:
+            followers.append(later)
+    return followers
 
 
 def _steps_lost(history: _History, index: int) -> int:
@@ -325,7 +329,7 @@ def _is_over_without_result(history: _History, index: int) -> bool:
 def _is_dead(history: _History, index: int) -> bool:
     """Whether the attempt is known to be over. One that fell silent last may still run."""
     attempt = history.attempts[index]
-    if attempt.outcome is not None or attempt.was_found_dead or index + 1 < len(history.attempts):
+    if attempt.end_said is not None or attempt.was_found_dead or index + 1 < len(history.attempts):
         return True
     return any(t >= attempt.last_event for t in history.exits)
 

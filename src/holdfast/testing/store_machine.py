@@ -171,13 +171,15 @@ class Saved:
         return {path: blob.data for path, blob in self.blobs.items()}
 
 
-_PATHS = ("model.bin", "nested/optimizer.bin", "größe.bin", "empty.bin")
+_PATHS = ("model.bin", "nested/optimizer.bin", "größe.bin")
 _CONTENT = st.one_of(
     st.binary(max_size=40),
     st.integers(1, 3).map(lambda pages: bytes([pages]) * (pages * 4096)),
     st.integers(1, 250).map(lambda seed: bytes([seed]) * 5001),
 )
-_CRASH = st.one_of(st.none(), st.integers(0, 60))
+_FILES = st.dictionaries(st.sampled_from(_PATHS), _CONTENT, min_size=1, max_size=2)
+_CRASH = st.one_of(st.none(), st.integers(0, 24), st.integers(0, 60))
+_AGAIN = st.one_of(st.none(), _FILES)
 
 
 class CheckpointMachine(RuleBasedStateMachine):
@@ -239,30 +241,35 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     # Saving
 
-    @rule(
-        ahead=st.integers(0, 3),
-        content=st.dictionaries(st.sampled_from(_PATHS), _CONTENT, max_size=4),
-        unchanged=st.sets(st.sampled_from(_PATHS)),
-        crash=_CRASH,
-    )
-    def save(self, ahead: int, content: dict[str, bytes], unchanged: set[str], crash: int | None) -> None:
-        """A save, of changed files and of files adopted from the newest one, at a step never seen before."""
+    @rule(ahead=st.integers(0, 3), content=_FILES, incremental=st.booleans(), crash=_CRASH, again=_AGAIN)
+    def save(
+        self,
+        ahead: int,
+        content: dict[str, bytes],
+        incremental: bool,
+        crash: int | None,
+        again: dict[str, bytes] | None,
+    ) -> None:
+        """A save at a step never seen before, of changed files and of files adopted from the newest one.
+
+        If it does not come to its end, the process that starts next may come to the same step with other bytes.
+        """
         known = [step_of(name) or 0 for name in self.backend.names()]
-        self._save(max([0, *known, *self.model]) + 1 + ahead, content, unchanged, crash)
+        step = max([0, *known, *self.model]) + 1 + ahead
+        self._save(step, content, incremental, crash)
+        if again is not None and step not in self.model:
+            self._save(step, again, incremental, None)
 
     @precondition(lambda self: unfinished(self.backend))
-    @rule(
-        data=st.data(), content=st.dictionaries(st.sampled_from(_PATHS), _CONTENT, min_size=1, max_size=4), crash=_CRASH
-    )
-    def save_over(self, data: st.DataObject, content: dict[str, bytes], crash: int | None) -> None:
+    @rule(data=st.data(), content=_FILES, incremental=st.booleans(), crash=_CRASH)
+    def save_over(self, data: st.DataObject, content: dict[str, bytes], incremental: bool, crash: int | None) -> None:
         """A save at a step of which something is there that is not whole."""
         name = data.draw(st.sampled_from(sorted(unfinished(self.backend))))
-        unchanged = data.draw(st.sets(st.sampled_from(_PATHS)))
         step = step_of(name)
         assert step is not None
-        self._save(step, content, unchanged, crash)
+        self._save(step, content, incremental, crash)
 
-    def _save(self, step: int, content: dict[str, bytes], unchanged: set[str], crash: int | None) -> None:
+    def _save(self, step: int, content: dict[str, bytes], incremental: bool, crash: int | None) -> None:
         name = checkpoint_name(step)
         saved = Saved()
         referenced = any(
@@ -279,9 +286,9 @@ class CheckpointMachine(RuleBasedStateMachine):
                 assert self.shares_folders and referenced, "begin was refused without a reason"
                 return
             entries: list[FileEntry] = []
-            if base is not None:
+            if base is not None and incremental:
                 for entry in base.manifest.files:
-                    if entry.path in unchanged and entry.path not in content:
+                    if entry.path not in content:
                         adopted = adopt_file(self.backend, name, base.name, entry)
                         assert adopted is not None
                         entries.append(adopted)
@@ -335,14 +342,17 @@ class CheckpointMachine(RuleBasedStateMachine):
                 assert unfinished(self.backend) == []
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), crash=_CRASH)
-    def set_aside(self, data: st.DataObject, crash: int | None) -> None:
+    @rule(data=st.data(), crash=_CRASH, again=_AGAIN)
+    def set_aside(self, data: st.DataObject, crash: int | None, again: dict[str, bytes] | None) -> None:
+        """Set one aside, and perhaps save the same step once more."""
         step = data.draw(st.sampled_from(sorted(self.model)))
         finished = False
         with self._until(crash):
             self.backend.set_aside(checkpoint_name(step))
             finished = True
         self._see(step, [None] if finished else [self.model[step], None])
+        if again is not None and step not in self.model:
+            self._save(step, again, False, None)
 
     # Damage
 

@@ -1,0 +1,85 @@
+"""Faults at an exact place: a rank that is told to stop, or killed, in the middle of a certain step.
+
+::
+
+    injector = Injector(rank=0).fail_at(rank=0, step=7, phase="backward", action="KILL")
+    …
+    injector.reached("backward", step)      # in the training code under test
+
+The signal is sent by the process to itself (or to others, after a delay), so it arrives in that very
+phase and not a few milliseconds later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+PHASES = ("start", "forward", "backward", "optimizer", "after-optimizer", "evaluation", "save", "commit", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens, where."""
+
+    rank: int
+    step: int
+    """The step in flight, from 1."""
+    phase: str
+    action: str = "TERM"
+    """A signal's name, ``RAISE`` for an exception, or ``HANG`` to stay there for ever."""
+    also: Sequence[int] = ()
+    """Processes that get the same signal,"""
+    skew_s: float = 0.0
+    """so much later."""
+
+
+class InjectedError(RuntimeError):
+    """The exception of ``action="RAISE"``."""
+
+
+@dataclass(slots=True)
+class Injector:
+    """Carries out the faults of one rank. Each happens once."""
+
+    rank: int
+    faults: list[Fault] = field(default_factory=list)
+
+    def fail_at(self, rank: int, step: int, phase: str, action: str = "TERM") -> Self:
+        if phase not in PHASES:
+            raise ValueError(f"phase {phase!r} is not known; accepted are {', '.join(PHASES)}")
+        self.faults.append(Fault(rank, step, phase, action))
+        return self
+
+    def reached(self, phase: str, step: int) -> None:
+        """The training code is in ``phase`` of ``step`` now."""
+        for fault in [fault for fault in self.faults if fault.rank == self.rank]:
+            if fault.phase == phase and fault.step == step:
+                self.faults.remove(fault)
+                self._carry_out(fault)
+
+    def _carry_out(self, fault: Fault) -> None:
+        if fault.action == "RAISE":
+            raise InjectedError(f"injected in {fault.phase} of step {fault.step}")
+        if fault.action == "HANG":
+            while True:
+                time.sleep(60)
+        number = signal.Signals["SIG" + fault.action]
+        for pid in fault.also:
+            if fault.skew_s:
+                threading.Timer(fault.skew_s, _send, (pid, number)).start()
+            else:
+                _send(pid, number)
+        os.kill(os.getpid(), number)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
