@@ -196,8 +196,7 @@ def test_a_path_that_cannot_be_looked_at_is_said_once_and_is_no_notice(
         assert watched.is_quiet()
     [record] = caplog.records
     assert str(loop) in record.getMessage()
-    loop.unlink()
-    loop.touch()
+    put(loop, "in place of the link, at once")
     # It may have been there all the time: only what changes from here on is a notice.
     assert watched.is_quiet()
     put(loop, "now")

@@ -681,14 +681,12 @@ class TestForkedChildren:
             batches = iter(DataLoader(Pids(), batch_size=1, num_workers=2))
             workers = {int(next(batches)) for _ in range(2)}
             assert len(workers) == 2 and os.getpid() not in workers
-            victim = workers.pop()
-            try:
-                subprocess.run(["kill", "-TERM", str(victim)], check=True)
-                for _ in batches:
-                    pass
-                raise AssertionError("the worker should be gone")
-            except RuntimeError as error:
-                assert f"{victim})" in str(error), error
+            # torch's own handler raises in the main thread at any later moment; a quiet one keeps SIGCHLD coming.
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+            victim = batches._workers[0]
+            subprocess.run(["kill", "-TERM", str(victim.pid)], check=True)
+            victim.join(20)
+            assert victim.exitcode == -SIGTERM, victim.exitcode
             nothing_more()
             send(SIGTERM)
             assert heard() == "SIGTERM"

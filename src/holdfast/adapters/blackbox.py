@@ -34,8 +34,10 @@ _TORCH_HEAD, _TORCH_TAIL = 20, 32
 _SLOTS = 4
 _SLOT = 16384
 _HEADER = 4096
-# sequence, kind, step, epoch, passes, delivered; NumPy's spare normal, whether there is one; Python's; CUDA's offset
-_RECORD = struct.Struct("<QQQQQQdQdQQ")
+# kind, step, epoch, passes, delivered; NumPy's spare normal, whether there is one; Python's; CUDA's offset. Before
+# them, by itself, the sequence number.
+_RECORD = struct.Struct("@QQQQQdQdQQ")
+_ALL = slice(None)
 _AT_TORCH = 128
 _AT_PYTHON = _AT_TORCH + 5120
 _AT_NUMPY = _AT_PYTHON + 2560
@@ -160,12 +162,13 @@ class BlackBox:
         self._numpy_seen, self._numpy_has, self._numpy_spare = -1, 0, 0.0
         if self._numpy is not None:
             self._numpy_position = ctypes.c_int.from_buffer(self._numpy, _MT_BYTES)
-        self._invalidate = struct.Struct("<Q").pack_into
+        self._numbers = self._view.cast("Q")
         self._cuda: Any = None
         self._sequence = [0, 0, 0]
         self._slots = [
             (
                 base := _HEADER + slot * _SLOT,
+                base // 8,
                 self._view[base + _AT_TORCH : base + _AT_TORCH + _TORCH_HEAD + _MT_BYTES + _TORCH_TAIL],
                 self._view[base + _AT_PYTHON : base + _AT_PYTHON + 4 + _MT_BYTES],
                 self._view[base + _AT_NUMPY : base + _AT_NUMPY + _MT_BYTES + 4],
@@ -179,34 +182,30 @@ class BlackBox:
     def note(self, kind: int, step: int, epoch: int, passes: int, delivered: int) -> None:
         """Remember this moment. About a microsecond; allocates nothing that lasts."""
         sequence = self._sequence[kind] = self._sequence[kind] + 1
-        base, torch_slot, python_slot, numpy_slot = self._slots[kind + sequence % 2]
-        view = self._view
-        pack = _RECORD.pack_into
-        self._invalidate(view, base, 0)
+        base, number, torch_slot, python_slot, numpy_slot = self._slots[kind + sequence % 2]
+        self._numbers[number] = 0
         source = self._torch.view
         if source is not None:
-            torch_slot[:] = source
+            torch_slot[_ALL] = source
         else:
             raw = torch.get_rng_state().numpy().tobytes()
-            view[base + _AT_TORCH : base + _AT_TORCH + len(raw)] = raw
+            self._view[base + _AT_TORCH : base + _AT_TORCH + len(raw)] = raw
         if self._python is not None:
-            python_slot[:] = self._python
+            python_slot[_ALL] = self._python
         else:
             words = random.getstate()[1]
             struct.pack_into("<i624I", python_slot, 0, words[624], *words[:624])
         if self._numpy is not None:
-            numpy_slot[:] = self._numpy
+            numpy_slot[_ALL] = self._numpy
             if self._numpy_position.value != self._numpy_seen or self._numpy_has:
                 # Used since the last record: the spare half of a pair of normals has no known place in memory.
                 legacy = sys.modules["numpy"].random.get_state(legacy=False)
                 self._numpy_seen = legacy["state"]["pos"]
                 self._numpy_has, self._numpy_spare = legacy["has_gauss"], legacy["gauss"]
         spare = self._instance.gauss_next
-        # The number of the slot goes in last: until then it is no record.
-        pack(
-            view,
-            base,
-            sequence,
+        _RECORD.pack_into(
+            self._view,
+            base + 8,
             kind,
             step,
             epoch,
@@ -218,6 +217,7 @@ class BlackBox:
             spare is not None,
             0 if self._cuda is None else self._cuda.get_offset(),
         )
+        self._numbers[number] = sequence  # last: until then it is no record
 
     def records(self) -> list[Record]:
         return _decode(self._view, fast_torch=self._torch.view is not None, live_cuda=self._cuda)
@@ -245,7 +245,8 @@ def _decode(view: memoryview, *, fast_torch: bool | None, live_cuda: Any) -> lis
     found: list[tuple[int, Record]] = []
     for slot in range(_SLOTS):
         base = _HEADER + slot * _SLOT
-        (sequence, kind, step, epoch, passes, delivered, *normals, offset) = _RECORD.unpack_from(view, base)
+        (sequence,) = struct.unpack_from("@Q", view, base)
+        (kind, step, epoch, passes, delivered, *normals, offset) = _RECORD.unpack_from(view, base + 8)
         numpy_spare, numpy_has, python_spare, python_has = normals
         if not sequence:
             continue

@@ -179,7 +179,8 @@ class Loop:
             return [*self.objects.own_images(), tree_image(rank_file(self.rank), tree)]
 
         def shared() -> list[Any]:
-            run = {"step": step, "epoch": epoch, "passes": passes}
+            orders = {name: ddp.order for name, ddp in self.objects.gradient_orders.items()}
+            run = {"step": step, "epoch": epoch, "passes": passes, "gradient_orders": orders}
             images = self.objects.shared_images(run, buffers, at_boundary=at_boundary)
             self._size = total_bytes(images)
             return [self._adopted(image) for image in images]

@@ -22,6 +22,7 @@ import torch
 
 from holdfast.adapters import sharded
 from holdfast.adapters.codec import decode, encode
+from holdfast.adapters.ddp import GradientOrder
 from holdfast.errors import StateError
 from holdfast.staging.images import METADATA, BytesImage, TensorImage, flat_bytes, parse
 
@@ -80,6 +81,7 @@ class Objects:
 
     def __init__(self, objects: Mapping[str, Any], rank: int, *, incremental: bool) -> None:
         self.models: dict[str, torch.nn.Module] = {}
+        self.gradient_orders: dict[str, GradientOrder] = {}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.small: dict[str, Any] = {}
         self.loaders: dict[str, Any] = {}
@@ -100,6 +102,9 @@ class Objects:
     def _sort_in(self, name: str, value: Any) -> None:
         if isinstance(value, torch.nn.Module) and not isinstance(value, torch.nn.modules.loss._Loss):
             self.models[name] = unwrap(value)
+            wrapper = getattr(value, "_orig_mod", value)
+            if isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
+                self.gradient_orders[name] = GradientOrder(wrapper)
         elif isinstance(value, torch.optim.Optimizer):
             if type(value).__name__ == "ZeroRedundancyOptimizer":
                 raise StateError(f"{name}: ZeroRedundancyOptimizer holds a part of the state only; use FSDP2 instead")

@@ -221,6 +221,9 @@ class Run:
             if checkpoint is not None:
                 self._go_on(loop, saver, checkpoint, run, mine)
         loop.saver = saver
+        if checkpoint is None:
+            for ddp in self._objects.gradient_orders.values():
+                ddp.watch()
         signals = SignalSource(self.settings.signals)
         sources: list[NoticeSource] = [signals]
         if self.settings.notice_file:
@@ -268,6 +271,8 @@ class Run:
             saver.speeds[checkpoint.backend.uri] = checkpoint.manifest.size / seconds
         loop.step = run["step"]
         loop.place = (run["epoch"], run["passes"], {})
+        for name, ddp in self._objects.gradient_orders.items():
+            ddp.repeat(run["gradient_orders"].get(name, []))
         self._positions = dict(mine["positions"])
         self._random = mine["random"]
         if self._random is not None:
