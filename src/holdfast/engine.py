@@ -292,6 +292,7 @@ class Engine:
                 return
         if not self.training.freeze(wait_s=max(0.0, self._stop.deadline.remaining_s(self._needed_s()))):
             log.error("training is inside an optimizer step and does not come out of it: step not saved")
+            self.wait_for_writer(self._stop.deadline.earlier(MARGIN_S))
             return
         self._save_and_leave("rescue" if self._rescuing() else "jit", at_boundary=False)
         _leave_now(self.settings.exit_code)
@@ -498,6 +499,7 @@ class Engine:
             self._call("stop", "crash", cause, 0.0, self._stop.deadline.remaining_s())
         if not self.training.freeze(wait_s=0.0):
             log.error("the crash came inside an optimizer step: its state is not saved")
+            self.wait_for_writer(self._stop.deadline.earlier(MARGIN_S))
             self.journal.record("end", step=self.training.last_boundary(), outcome="failed", error=cause)
             with self._changed:
                 self.state = State.LEFT

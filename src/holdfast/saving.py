@@ -267,7 +267,10 @@ class Saver:
                     if images is not None:
                         entries += self._put(backend, save, images, limit)
                         missing.discard(rank)
-            if missing and (late or all(self._is_dead(rank) for rank in missing)):
+            dead = [rank for rank in sorted(missing) if self._is_dead(rank)]
+            if dead and save.deadline is None:
+                raise StoreError(f"rank {dead[0]} died before it wrote its part of step {save.step}")
+            if missing and (late or len(dead) == len(missing)):
                 break
             if missing:
                 if limit.passed():
@@ -288,7 +291,9 @@ class Saver:
             found = open_checkpoint(backend, save.name)
             if found is not None:
                 return self._note_commit(found.manifest, backend, save, 0)
-            if self._is_dead(self._leader(backend, save)) and self.replicated and save.deadline is not None:
+            if self._is_dead(self._leader(backend, save)):
+                if not self.replicated or save.deadline is None:
+                    raise StoreError(f"the rank that led the save of step {save.step} died")
                 began = time.monotonic()
                 if self._claim(backend, save):
                     log.warning("the rank that led the save of step %d died, rank %d goes on", save.step, self.rank)

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import obstore
@@ -13,11 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from obstore.store import MemoryStore
+from store_crashes import CrashingOs, CrashingShutil
 
 import holdfast.store.local
 from holdfast.store.base import Backend
+from holdfast.store.checkpoints import open_checkpoint
 from holdfast.store.local import LocalBackend
 from holdfast.store.object import ObjectBackend
+from holdfast.testing.backend_contract import adopt_file, write_file
 from holdfast.testing.store_machine import CheckpointMachine, CrashingBackend, Power
 
 _ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -28,47 +32,6 @@ SETTINGS = settings(
 )
 
 
-class _CrashingOs:
-    """The module ``os``, with a power supply: each call that changes the disk may be the last."""
-
-    CHANGES = frozenset(
-        ("open", "write", "fsync", "unlink", "rename", "link", "mkdir", "makedirs", "rmdir", "ftruncate", "pwrite")
-    )
-
-    def __init__(self, power: Power) -> None:
-        self._power = power
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(os, name)
-        if name not in self.CHANGES:
-            return function
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._power.use()
-            return function(*args, **kwargs)
-
-        return call
-
-
-class _CrashingShutil:
-    """``shutil.rmtree`` one entry at a time: it works on the real ``os``, which does not fail here."""
-
-    def __init__(self, power: Power) -> None:
-        self._power = power
-
-    def rmtree(self, path: str, ignore_errors: bool = False) -> None:
-        for parent, folders, files in os.walk(path, topdown=False):
-            for name in files:
-                self._power.use()
-                os.unlink(os.path.join(parent, name))
-            for name in folders:
-                self._power.use()
-                os.rmdir(os.path.join(parent, name))
-        if os.path.isdir(path):
-            self._power.use()
-            os.rmdir(path)
-
-
 class LocalMachine(CheckpointMachine):
     """Crashes at system calls."""
 
@@ -77,8 +40,8 @@ class LocalMachine(CheckpointMachine):
         self.folder = tempfile.mkdtemp(prefix="holdfast-model-", dir=_ROOT)
 
     def open(self, power: Power) -> Backend:
-        holdfast.store.local.os = _CrashingOs(power)  # type: ignore[assignment]
-        holdfast.store.local.shutil = _CrashingShutil(power)  # type: ignore[assignment]
+        holdfast.store.local.os = CrashingOs(power)  # type: ignore[assignment]
+        holdfast.store.local.shutil = CrashingShutil(power)  # type: ignore[assignment]
         return LocalBackend(os.path.join(self.folder, "location"))
 
     def _path(self, folder: str, path: str) -> str:
@@ -152,11 +115,11 @@ def test_local_folders_survive_any_history() -> None:
 
 
 def test_a_wrapped_backend_survives_any_history() -> None:
-    run_state_machine_as_test(WrappedMachine, settings=settings(SETTINGS, max_examples=40))
+    run_state_machine_as_test(WrappedMachine, settings=settings(SETTINGS, max_examples=25))
 
 
 def test_object_storage_survives_any_history() -> None:
-    run_state_machine_as_test(ObjectMachine, settings=settings(SETTINGS, max_examples=50, stateful_step_count=15))
+    run_state_machine_as_test(ObjectMachine, settings=settings(SETTINGS, max_examples=35, stateful_step_count=15))
 
 
 def test_a_real_s3_server_survives_any_history(s3_uri: str) -> None:
@@ -166,6 +129,63 @@ def test_a_real_s3_server_survives_any_history(s3_uri: str) -> None:
             return uri, ObjectBackend(uri)._client.store
 
     run_state_machine_as_test(S3Machine, settings=settings(SETTINGS, max_examples=8, stateful_step_count=12))
+
+
+def _die_at_step_9(machine: CheckpointMachine) -> None:
+    base = open_checkpoint(machine.backend, "checkpoint-3")
+    assert base is not None
+    machine.backend.begin("checkpoint-9")
+    for entry in base.manifest.files:
+        adopt_file(machine.backend, "checkpoint-9", base.name, entry)
+    write_file(machine.backend, "checkpoint-9", "more.bin", b"dead")
+    machine.backend.put_part("checkpoint-9", "rank-0", b"dead")
+
+
+_BEFORE_AND_THEN: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], Any]]] = {
+    "save": (lambda machine: None, lambda machine, crash: machine._save(9, {"model.bin": b"new"}, True, crash)),
+    "save over a dead one": (
+        _die_at_step_9,
+        lambda machine, crash: machine._save(9, {"model.bin": b"new"}, True, crash),
+    ),
+    "save over one set aside": (
+        lambda machine: machine._set_aside(3, None),
+        lambda machine, crash: machine._save(3, {"größe.bin": b"again"}, False, crash),
+    ),
+    "retain": (lambda machine: None, lambda machine, crash: machine.retain(1, crash)),
+    "clean": (_die_at_step_9, lambda machine, crash: machine.clean(crash)),
+    "set aside": (lambda machine: None, lambda machine, crash: machine._set_aside(3, crash)),
+}
+
+
+@pytest.mark.parametrize("action", _BEFORE_AND_THEN)
+@pytest.mark.parametrize("machine_class", [LocalMachine, ObjectMachine])
+def test_a_power_cut_at_each_single_operation_loses_nothing(
+    machine_class: type[CheckpointMachine], action: str
+) -> None:
+    before, then = _BEFORE_AND_THEN[action]
+    check = machine_class.all_that_is_visible_is_as_it_was_saved_and_the_newest_is_found
+    for crash in itertools.count():
+        machine = machine_class()
+        try:
+            machine.start(
+                [
+                    {"größe.bin": b"1" * 50, "model.bin": b"one"},
+                    {"model.bin": b"two"},
+                    {"nested/optimizer.bin": b"three"},
+                ]
+            )
+            before(machine)
+            cuts = machine.power_cuts
+            then(machine, crash)
+            finished = machine.power_cuts == cuts
+            check(machine)
+            machine.clean(None)
+            check(machine)
+        finally:
+            machine.teardown()
+        if finished:
+            assert crash > 1
+            return
 
 
 @pytest.fixture(autouse=True)

@@ -108,16 +108,27 @@ class Loop:
             delivered = batches.delivered
         self.box.note(IN_FLIGHT, self.step + 1, epoch, passes, delivered)
 
+    def open_pass(self, name: str, batches: Batches) -> None:
+        """A pass over a loader begins, or goes on. This is a boundary too: making the iterator drew random numbers."""
+        epoch, passes, active = self.place
+        self.place = (epoch, passes + 1, {**active, name: batches})
+        self._leave_base(name)
+        self.box.note(BOUNDARY, self.step, epoch, passes + 1, batches.delivered)
+
     def on_first_batch(self, name: str) -> None:
-        """Once in a pass: leave beside the black box what does not change until the next pass."""
-        _, passes, active = self.place
+        """The order of the pass is known now."""
+        self._leave_base(name)
+        self.watch_buffers()
+
+    def _leave_base(self, name: str) -> None:
+        """Leave beside the black box what does not change until the end of the pass."""
         if self.box.path is not None:
-            base = {"passes": passes, "name": name, "position": active[name].pass_start()}
+            epoch, passes, active = self.place
+            base = {"epoch": epoch, "passes": passes, "name": name, "position": active[name].pass_start()}
             temporary = f"{self.box.path}.position.tmp"
             with open(temporary, "wb") as file:
                 file.write(write_tree(base))
             os.replace(temporary, f"{self.box.path}.position")
-        self.watch_buffers()
 
     def watch_buffers(self) -> None:
         """Find the buffers that a forward pass changes: a save from inside a step needs them as they were before it."""
@@ -166,6 +177,9 @@ class Loop:
         step = self.step
         epoch, passes, active = self.place
         record = None if at_boundary else _record_of(self.box.records(), step)
+        if record is not None and record.passes != passes:
+            # Another pass, or epoch, was just being opened: what the record knows is the boundary before that.
+            epoch, passes, active = record.epoch, record.passes, {}
         tree = {
             "random": rng.capture() if record is None else record.random,
             "positions": {name: batches.position() for name, batches in active.items()},
@@ -213,24 +227,35 @@ class Loop:
             record = _record_of(read_box(path)[2], step)
         except (OSError, ValueError):
             return None
-        if record is None:
+        if record is None or (record.kind == IN_FLIGHT and self._draws_after(step, record.passes)):
+            return None
+        try:
+            with open(f"{path}.position", "rb") as file:
+                base = read_tree(bytearray(file.read()))
+        except FileNotFoundError:
+            base = {"passes": 0}
+        except ValueError:
             return None
         positions = {}
-        if record.delivered:
-            try:
-                with open(f"{path}.position", "rb") as file:
-                    base = read_tree(bytearray(file.read()))
-            except (OSError, ValueError):
-                return None
+        if base["passes"] == record.passes and base["epoch"] == record.epoch == self.place[0]:
             position = base["position"]
-            if base["passes"] != record.passes or any(state is not None for state in position.get("workers", ())):
+            if any(state is not None for state in position.get("workers", ())):
                 return None  # its loader workers had a random state of their own, which died with them
+            if record.delivered and position["first"] is None:
+                return None
             if "skip" in position:
                 position["skip"] += record.delivered - position["delivered"]
             position["delivered"] = record.delivered
             positions[base["name"]] = position
         tree = {"random": record.random, "positions": positions, "epoch": record.epoch, "passes": record.passes}
         return [tree_image(rank_file(rank), tree)]
+
+    def _draws_after(self, step: int, passes: int) -> bool:
+        """Whether the code between a step and the next pass draws random numbers: a rank that died before it did not."""
+        mine = [record for record in self.box.records() if record.step == step and record.passes == passes]
+        inside = [record.random["torch"] for record in mine if record.kind == IN_FLIGHT]
+        after = [record.random["torch"] for record in mine if record.kind == BOUNDARY]
+        return bool(inside) and any(not torch.equal(state, inside[-1]) for state in after)
 
 
 def _record_of(records: list[Record], step: int) -> Record | None:

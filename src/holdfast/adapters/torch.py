@@ -156,8 +156,7 @@ class Run:
             restore_random(self._random)
             if not self._positions:
                 self._random = None
-        epoch, passes, active = self._loop.place
-        self._loop.place = (epoch, passes + 1, {**active, name: batches})
+        self._loop.open_pass(name, batches)
         return batches
 
     def _on_first_batch(self, name: str) -> None:

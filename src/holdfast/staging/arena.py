@@ -8,13 +8,17 @@ only the first save pays for fresh pages, and there is never more than one copy.
 from __future__ import annotations
 
 import mmap
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from holdfast.staging.images import BytesImage, Pool, TensorImage, flat_bytes
+from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_bytes, flat_bytes
 
 CHUNK = 8 << 20
+MAX_THREADS = 8
+"""Most threads that copy from host memory to host memory: more do not make memory faster."""
 
 
 class StagedImage:
@@ -72,32 +76,37 @@ class Arena:
                 self._stream = torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
             ready = torch.cuda.Event()
+        pieces: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         for image in images:
             if isinstance(image, BytesImage):
                 staged.append(image)
                 continue
             memory = self.block(image.path, image.size)
+            memory[: len(image.header)] = image.header
             if ready is not None:
                 self._pin(image.path)
-                with torch.cuda.stream(self._stream):
-                    self._copy(image, memory)
-            else:
-                self._copy(image, memory)
+            with torch.cuda.stream(self._stream):  # does nothing where there is none
+                pieces += self._begin_copy(image, torch.frombuffer(memory, dtype=torch.uint8))
             staged.append(StagedImage(image.path, memory, ready))
         if ready is not None and self._stream is not None:
             ready.record(self._stream)
             torch.cuda.current_stream().wait_stream(self._stream)
+        _copy(pieces)
         return staged
 
     @staticmethod
-    def _copy(image: TensorImage, memory: memoryview) -> None:
-        memory[: len(image.header)] = image.header
-        target = torch.frombuffer(memory, dtype=torch.uint8)
+    def _begin_copy(image: TensorImage, target: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Queue the copies from the device; the pieces that are left to copy from host memory: target and source."""
         offset = len(image.header)
         for tensor in image.tensors:
-            size = tensor.numel() * tensor.element_size()
-            if size:
-                target[offset : offset + size].copy_(flat_bytes(tensor), non_blocking=True)
+            data = flat_bytes(tensor)
+            size = data.numel()
+            if data.is_cuda:
+                target[offset : offset + size].copy_(data, non_blocking=True)
+            else:
+                for begin in range(0, size, CHUNK):
+                    end = min(begin + CHUNK, size)
+                    yield target[offset + begin : offset + end], data[begin:end]
             offset += size
 
     def _pin(self, path: str) -> None:
@@ -111,3 +120,24 @@ class Arena:
         if block is not None and path in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(torch.frombuffer(block, dtype=torch.uint8).data_ptr())
             self._pinned.discard(path)
+
+
+def _copy(pieces: deque[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """With as many threads as torch has: one core alone does not use all of the memory's speed."""
+
+    def work() -> None:
+        while True:
+            try:
+                target, source = pieces.popleft()
+            except IndexError:
+                return
+            copy_bytes(target, source)
+
+    size = sum(source.numel() for _, source in pieces)
+    count = min(torch.get_num_threads(), MAX_THREADS, 1 + size // (4 * CHUNK))
+    helpers = [threading.Thread(target=work, name="holdfast-copy", daemon=True) for _ in range(count - 1)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()

@@ -121,14 +121,11 @@ def clean(backend: Backend, names: Iterable[str] | None = None) -> list[str]:
 
     Files in them that a whole checkpoint refers to stay.
     """
-    removed = []
-    referenced: set[str] | None = None
-    for name in backend.names() if names is None else names:
-        if backend.read_manifest(name) is None:
-            if referenced is None:
-                referenced = _references(backend)
-            _discard(backend, name, referenced)
-            removed.append(name)
+    removed = [name for name in (backend.names() if names is None else names) if backend.read_manifest(name) is None]
+    if removed:
+        needed = set().union(*_references(backend).values())
+        for name in removed:
+            _discard(backend, name, needed)
     return removed
 
 
@@ -145,14 +142,20 @@ def retain(backend: Backend, keep: int, protect: Iterable[str] = ()) -> list[str
     doomed = [checkpoint.name for checkpoint in kept[keep:] if checkpoint.name not in protected]
     leftovers = _leftovers(backend, kept[:keep], protected)
     if doomed or leftovers:
-        referenced = _references(backend, without=set(doomed))
-        for name in [*reversed(doomed), *leftovers]:
-            _discard(backend, name, referenced)
+        references = _references(backend)
+        # The newest first, since they refer to older ones; and each is whole until its turn comes.
+        for name in doomed:
+            references.pop(name, None)
+            _discard(backend, name, set().union(*references.values()))
+            if any(ref.startswith(f"{name}/") for later in doomed for ref in references.get(later, ())):
+                leftovers.append(name)
+        for name in leftovers:
+            _discard(backend, name, set().union(*references.values()))
     return doomed
 
 
-def _discard(backend: Backend, name: str, referenced: set[str]) -> None:
-    backend.discard(name, keep=lambda path: f"{name}/{path}" in referenced)
+def _discard(backend: Backend, name: str, needed: set[str]) -> None:
+    backend.discard(name, keep=lambda path: f"{name}/{path}" in needed)
 
 
 def _leftovers(backend: Backend, kept: Sequence[Checkpoint], protected: set[str]) -> list[str]:
@@ -163,20 +166,18 @@ def _leftovers(backend: Backend, kept: Sequence[Checkpoint], protected: set[str]
     return [name for name in older if backend.read_manifest(name) is None and SENTINEL not in backend.sizes(name)]
 
 
-def _references(backend: Backend, without: set[str] | None = None) -> set[str]:
-    """Files that committed checkpoints need although they lie in another folder.
+def _references(backend: Backend) -> dict[str, set[str]]:
+    """By committed checkpoint, the files that it needs although they lie in another folder.
 
-    A checkpoint whose manifest is damaged cannot be loaded and needs nothing; one that is out of reach now may
-    need anything, hence that error is not caught.
+    One whose manifest is damaged cannot be loaded and needs nothing; one that is out of reach now may need
+    anything, hence that error is not caught.
     """
-    referenced: set[str] = set()
+    references: dict[str, set[str]] = {}
     for name in backend.names():
-        if name in (without or set()):
-            continue
         try:
             checkpoint = _decoded(backend, name)
         except CheckpointCorruptError:
             continue
         if checkpoint is not None:
-            referenced.update(entry.ref for entry in checkpoint.manifest.files if entry.ref is not None)
-    return referenced
+            references[name] = {entry.ref for entry in checkpoint.manifest.files if entry.ref is not None}
+    return references

@@ -77,9 +77,9 @@ def save_checkpoint(
     entries = []
     for path, data in files.items():
         entry = None
-        if unchanged_since is not None and path in known:
-            if known[path].checksum == xxhash.xxh3_128_hexdigest(data):
-                entry = adopt_file(backend, name, unchanged_since.name, known[path])
+        same = path in known and known[path].checksum == xxhash.xxh3_128_hexdigest(data)
+        if unchanged_since is not None and same:
+            entry = adopt_file(backend, name, unchanged_since.name, known[path])
         entries.append(entry or write_file(backend, name, path, data))
     manifest = manifest_for(step, entries)
     backend.commit(name, manifest.encode())

@@ -179,7 +179,8 @@ _CONTENT = st.one_of(
 )
 _FILES = st.dictionaries(st.sampled_from(_PATHS), _CONTENT, min_size=1, max_size=2)
 _CRASH = st.one_of(st.none(), st.integers(0, 24), st.integers(0, 60))
-_AGAIN = st.one_of(st.none(), _FILES)
+_CRASH_SOON = st.one_of(st.none(), st.integers(0, 5), st.integers(0, 40))
+_AGAIN = st.one_of(st.none(), st.tuples(_FILES, _CRASH))
 
 
 class CheckpointMachine(RuleBasedStateMachine):
@@ -200,11 +201,14 @@ class CheckpointMachine(RuleBasedStateMachine):
         """Change a stored file in place, past the backend; None removes it."""
         raise NotImplementedError
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(saves=st.lists(_FILES, max_size=4))
+    def start(self, saves: list[dict[str, bytes]]) -> None:
         self.model: dict[int, Saved] = {}
+        self.power_cuts = 0
         self.power = Power()
         self.backend = self.open(self.power)
+        for step, content in enumerate(saves, start=1):
+            self._save(step, content, True, None)
 
     # What a process may be doing when the power goes
 
@@ -215,8 +219,8 @@ class CheckpointMachine(RuleBasedStateMachine):
         try:
             yield
         except PowerCutError:
-            self.power = Power()
-            self.backend = self.open(self.power)
+            self.power_cuts += 1
+            self.restart()
         self.power.left = None
 
     def _see(self, step: int, candidates: list[Saved | None]) -> None:
@@ -248,7 +252,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         content: dict[str, bytes],
         incremental: bool,
         crash: int | None,
-        again: dict[str, bytes] | None,
+        again: tuple[dict[str, bytes], int | None] | None,
     ) -> None:
         """A save at a step never seen before, of changed files and of files adopted from the newest one.
 
@@ -258,9 +262,9 @@ class CheckpointMachine(RuleBasedStateMachine):
         step = max([0, *known, *self.model]) + 1 + ahead
         self._save(step, content, incremental, crash)
         if again is not None and step not in self.model:
-            self._save(step, again, incremental, None)
+            self._save(step, again[0], incremental, again[1])
 
-    @precondition(lambda self: unfinished(self.backend))
+    @precondition(lambda self: bool(unfinished(self.backend)))
     @rule(data=st.data(), content=_FILES, incremental=st.booleans(), crash=_CRASH)
     def save_over(self, data: st.DataObject, content: dict[str, bytes], incremental: bool, crash: int | None) -> None:
         """A save at a step of which something is there that is not whole."""
@@ -283,7 +287,8 @@ class CheckpointMachine(RuleBasedStateMachine):
             try:
                 self.backend.begin(name)
             except StoreError:
-                assert self.shares_folders and referenced, "begin was refused without a reason"
+                assert self.shares_folders
+                assert referenced, "begin was refused without a reason"
                 return
             entries: list[FileEntry] = []
             if base is not None and incremental:
@@ -310,7 +315,7 @@ class CheckpointMachine(RuleBasedStateMachine):
                     found.append(checkpoint)
         return found
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: bool(self.model))
     @rule(data=st.data())
     def begin_a_whole_one(self, data: st.DataObject) -> None:
         name = checkpoint_name(data.draw(st.sampled_from(sorted(self.model))))
@@ -322,7 +327,8 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     # Removing
 
-    @rule(keep=st.integers(1, 3), crash=_CRASH)
+    @precondition(lambda self: bool(self.model))
+    @rule(keep=st.integers(1, 3), crash=_CRASH_SOON)
     def retain(self, keep: int, crash: int | None) -> None:
         candidates = sorted((step for step, saved in self.model.items() if saved.looks_whole), reverse=True)
         doomed = candidates[keep:]
@@ -333,7 +339,8 @@ class CheckpointMachine(RuleBasedStateMachine):
         for step in doomed:
             self._see(step, [None] if finished else [self.model[step], None])
 
-    @rule(crash=_CRASH)
+    @precondition(lambda self: bool(unfinished(self.backend)))
+    @rule(crash=_CRASH_SOON)
     def clean(self, crash: int | None) -> None:
         expected = sorted(unfinished(self.backend))
         with self._until(crash):
@@ -341,18 +348,23 @@ class CheckpointMachine(RuleBasedStateMachine):
             if not self.shares_folders:
                 assert unfinished(self.backend) == []
 
-    @precondition(lambda self: self.model)
-    @rule(data=st.data(), crash=_CRASH, again=_AGAIN)
-    def set_aside(self, data: st.DataObject, crash: int | None, again: dict[str, bytes] | None) -> None:
+    @precondition(lambda self: bool(self.model))
+    @rule(data=st.data(), crash=_CRASH_SOON, again=_AGAIN)
+    def set_aside(
+        self, data: st.DataObject, crash: int | None, again: tuple[dict[str, bytes], int | None] | None
+    ) -> None:
         """Set one aside, and perhaps save the same step once more."""
         step = data.draw(st.sampled_from(sorted(self.model)))
+        self._set_aside(step, crash)
+        if again is not None and step not in self.model:
+            self._save(step, again[0], False, again[1])
+
+    def _set_aside(self, step: int, crash: int | None) -> None:
         finished = False
         with self._until(crash):
             self.backend.set_aside(checkpoint_name(step))
             finished = True
         self._see(step, [None] if finished else [self.model[step], None])
-        if again is not None and step not in self.model:
-            self._save(step, again, False, None)
 
     # Damage
 
@@ -394,6 +406,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.store(checkpoint_name(step), MANIFEST, content[: int(len(content) * part)])
         self.model[step].torn = True
 
+    @precondition(lambda self: bool(self.model))
     @rule()
     def restart(self) -> None:
         self.power = Power()
@@ -402,22 +415,19 @@ class CheckpointMachine(RuleBasedStateMachine):
     # What must hold after each of these
 
     @invariant()
-    def all_that_is_visible_is_as_it_was_saved(self) -> None:
+    def all_that_is_visible_is_as_it_was_saved_and_the_newest_is_found(self) -> None:
         if not hasattr(self, "model"):
             return
         committed = {name for name in self.backend.names() if self.backend.read_manifest(name) is not None}
         assert committed == {checkpoint_name(step) for step in self.model}
-        found = {checkpoint.step: checkpoint for checkpoint in whole([self.backend])}
-        assert set(found) == {step for step, saved in self.model.items() if saved.looks_whole}
-        for step, checkpoint in found.items():
-            assert (verify(checkpoint) == []) == self.model[step].intact
-            if self.model[step].intact:
-                assert read_back(self.backend, checkpoint.manifest) == self.model[step].bytes()
-
-    @invariant()
-    def the_newest_that_is_not_damaged_is_found(self) -> None:
-        if not hasattr(self, "model"):
-            return
-        expected = max((step for step, saved in self.model.items() if saved.intact), default=None)
-        found = next((checkpoint.step for checkpoint in whole([self.backend]) if verify(checkpoint) == []), None)
-        assert found == expected
+        found = list(whole([self.backend]))
+        looking_whole = [step for step, saved in self.model.items() if saved.looks_whole]
+        assert [checkpoint.step for checkpoint in found] == sorted(looking_whole, reverse=True)
+        loadable = []
+        for checkpoint in found:
+            saved = self.model[checkpoint.step]
+            if verify(checkpoint) == []:
+                loadable.append(checkpoint.step)
+                assert read_back(self.backend, checkpoint.manifest) == saved.bytes()
+        # The first of these is what a run resumes from.
+        assert loadable == sorted((step for step, saved in self.model.items() if saved.intact), reverse=True)

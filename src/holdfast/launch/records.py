@@ -1,0 +1,204 @@
+"""What lies in a run's home folder besides its journal: who runs, how it was started, what was asked of it.
+
+All of these files are replaced as a whole. Whoever reads them believes nothing: a file that is missing
+or garbled is as good as absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import struct
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from holdfast.home import ATTEMPT, CONTROL, LAUNCH
+from holdfast.launch import procs
+from holdfast.store.base import Owner
+
+
+def read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            value = json.loads(file.read(1 << 20))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Replace a file that only its owner may read: a command line can hold a secret."""
+    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path))
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+# ---------------------------------------------------------------------- attempt.json
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt that runs, or ran last."""
+
+    run: str
+    number: int
+    token: str
+    location: str
+    fallback: str | None
+    ranks: dict[int, Owner]
+    grace_s: float
+    started: float
+
+    def live(self) -> dict[int, Owner]:
+        """The ranks whose processes are there, on this machine."""
+        return {rank: owner for rank, owner in self.ranks.items() if procs.is_alive(owner)}
+
+    def elsewhere(self) -> dict[int, Owner]:
+        """Ranks of which this machine can tell nothing."""
+        return {rank: owner for rank, owner in self.ranks.items() if not procs.is_here(owner)}
+
+
+def read_attempt(home: str) -> Attempt | None:
+    record = read_json(os.path.join(home, ATTEMPT))
+    try:
+        return Attempt(
+            run=str(record["run"]),
+            number=int(record["attempt"]),
+            token=str(record.get("token", "")),
+            location=str(record["location"]),
+            fallback=None if record.get("fallback") is None else str(record["fallback"]),
+            ranks={int(rank): Owner.from_dict(owner) for rank, owner in record["ranks"].items()},
+            grace_s=float(record.get("grace_period", 30.0)),
+            started=float(record.get("started", 0.0)),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+# ---------------------------------------------------------------------- launch.json and control.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """How a run is started. Kept in ``launch.json``, so that it can be started again after a reboot."""
+
+    program: list[str]
+    """The script and its arguments, or ``-m``, the module and its arguments: what follows ``python``."""
+    workers: str | None = None
+    """Ranks under torchrun: a number, or torchrun's ``gpu``, ``cpu``, ``auto``. None: one process without torchrun."""
+    dir: str | None = None
+    """``--dir``, if it was given."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Environment variables from the options."""
+    max_restarts: int = 3
+    fresh: bool = False
+    cwd: str = field(default_factory=os.getcwd)
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables of the first start that decide how the run behaves; credentials are not among them."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it: the script's name."""
+        named = self.program[1] if self.program[0] == "-m" else self.program[0]
+        return os.path.splitext(os.path.basename(named))[0] or "python"
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> LaunchSpec:
+        known = {item.name for item in fields(cls)}
+        return cls(**{name: value for name, value in record.items() if name in known})
+
+
+RUNNING, PAUSED, ENDED = "running", "paused", "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The launcher of a run, as it describes itself in ``launch.json``."""
+
+    owner: Owner
+    spec: LaunchSpec
+    state: str = RUNNING
+    """``running``, ``paused``, or ``ended`` with ``code``."""
+    step: int | None = None
+    """Where it is paused, or ended."""
+    code: int | None = None
+    control: str = ""
+    """The last request that was carried out."""
+    since: float = field(default_factory=time.time)
+
+    def is_alive(self) -> bool:
+        return procs.is_alive(self.owner)
+
+    def write(self, home: str) -> None:
+        write_json(os.path.join(home, LAUNCH), {**asdict(self), "owner": self.owner.as_dict()})
+
+
+def read_launch(home: str) -> Launch | None:
+    record = read_json(os.path.join(home, LAUNCH))
+    try:
+        spec = LaunchSpec.from_dict(record["spec"])
+        assert spec.program
+        return Launch(
+            owner=Owner.from_dict(record["owner"]),
+            spec=spec,
+            state=str(record["state"]),
+            step=record.get("step"),
+            code=record.get("code"),
+            control=str(record.get("control", "")),
+            since=float(record.get("since", 0.0)),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, IndexError):
+        return None
+
+
+def ask(home: str, action: str) -> str:
+    """Leave a request for the launcher; returns the request's name, which it repeats when it is done."""
+    request = secrets.token_hex(6)
+    write_json(os.path.join(home, CONTROL), {"id": request, "action": action, "time": time.time()})
+    return request
+
+
+def read_request(home: str) -> tuple[str, str]:
+    """Name and action of the last request."""
+    record = read_json(os.path.join(home, CONTROL))
+    return str(record.get("id", "")), str(record.get("action", ""))
+
+
+# ---------------------------------------------------------------------- black boxes
+
+# The part of the black boxes' layout that tells how far a rank is (holdfast.adapters.blackbox writes them, and
+# importing it would import torch): a mark, then slots that begin with sequence, kind and step.
+_MAGIC = b"holdfast-box-1\n\0"
+_HEADER, _SLOT, _SLOTS = 4096, 16384, 4
+_BOUNDARY = 0
+
+
+def box_steps(attempt: Attempt) -> dict[int, int]:
+    """The last step that each rank of this machine has completed, to the step, alive or dead."""
+    folder = os.path.join(_shared_memory(), f"holdfast-{os.getuid()}-{attempt.token}")
+    steps: dict[int, int] = {}
+    for rank in attempt.ranks if attempt.token else ():
+        try:
+            with open(os.path.join(folder, f"rank-{rank}"), "rb") as file:
+                if file.read(len(_MAGIC)) != _MAGIC:
+                    continue
+                for slot in range(_SLOTS):
+                    file.seek(_HEADER + slot * _SLOT)
+                    sequence, kind, step = struct.unpack("<QQQ", file.read(24))
+                    if sequence and kind == _BOUNDARY:
+                        steps[rank] = max(steps.get(rank, 0), step)
+        except (OSError, struct.error):
+            continue
+    return steps
+
+
+def _shared_memory() -> str:
+    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()

@@ -1,0 +1,172 @@
+"""Runs on this machine: where they lie, and what can be told of one without asking it.
+
+A run is named by its location, a path or a URI, or by the folder that it keeps its journal in. Without
+a name it is the one that a person in this folder most likely means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.config import settings_table
+from holdfast.errors import HoldfastError
+from holdfast.home import ATTEMPT, JOURNAL, LAUNCH, home_of
+from holdfast.launch.records import PAUSED, Attempt, Launch, read_attempt, read_launch
+from holdfast.progress import ProgressFileError, read_journal, read_progress
+from holdfast.store import Backend, open_backend
+from holdfast.store.manifest import step_of
+
+RUNS = "holdfast-runs"
+_HOME = ".holdfast"
+_PROGRESS = "training_progress.json"
+
+
+class RunNotFoundError(HoldfastError, FileNotFoundError):
+    """There is no run of that name. The message lists those that there are."""
+
+    def __str__(self) -> str:  # FileNotFoundError would print the arguments as a tuple
+        return str(self.args[0])
+
+
+def _first(environ: Mapping[str, str], setting: str) -> str | None:
+    return next((environ[name] for name in settings_table()[setting].env if environ.get(name)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """A run: where its checkpoints go, and where it keeps what is no checkpoint."""
+
+    location: str
+    home: str
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.location.rstrip("/")) or self.location
+
+    @property
+    def journal_path(self) -> str:
+        return os.path.join(self.home, JOURNAL)
+
+    def attempt(self) -> Attempt | None:
+        return read_attempt(self.home)
+
+    def launch(self) -> Launch | None:
+        return read_launch(self.home)
+
+    def journal(self) -> list[dict[str, Any]]:
+        return list(read_journal(self.journal_path))
+
+    def backends(self) -> list[Backend]:
+        """The location, then the fallback if the run had one or the environment names one."""
+        backends = [open_backend(self.location)]
+        attempt = self.attempt()
+        fallback = (attempt.fallback if attempt else None) or _first(self.environ, "fallback")
+        if fallback and fallback != backends[0].uri:
+            backends.append(open_backend(fallback))
+        return backends
+
+    @property
+    def progress_path(self) -> str:
+        launch = self.launch()
+        told = None
+        if launch is not None:
+            told = _first({**launch.spec.environ, **launch.spec.settings}, "progress_file")
+            told = os.path.join(launch.spec.cwd, told) if told else None
+        beside = self.home if "://" in self.location else self.location
+        return told or os.path.join(beside, _PROGRESS)
+
+    def progress(self) -> dict[str, Any]:
+        """The progress file; empty if there is none that can be read."""
+        try:
+            return read_progress(self.progress_path)
+        except (OSError, ProgressFileError):
+            return {}
+
+    def state(self) -> str:
+        """``running``, ``paused``, ``starting``, ``complete`` or ``stopped``."""
+        attempt, launch = self.attempt(), self.launch()
+        if attempt is not None and attempt.live():
+            return "running"
+        if launch is not None and launch.is_alive():
+            return "paused" if launch.state == PAUSED else "starting"
+        ends = [event for event in self.journal() if event["event"] in ("end", "attempt")]
+        return "complete" if ends and ends[-1].get("outcome") == "complete" else "stopped"
+
+    def is_live(self) -> bool:
+        return self.state() in ("running", "paused", "starting")
+
+    def changed(self) -> float:
+        """When something was last heard of it."""
+        times = [0.0]
+        for name in (JOURNAL, ATTEMPT, LAUNCH):
+            try:
+                times.append(os.stat(os.path.join(self.home, name)).st_mtime)
+            except OSError:
+                continue
+        return max(times)
+
+
+def place_of(location: str) -> RunPlace:
+    return RunPlace(location, home_of(location))
+
+
+def _is_run(folder: str) -> bool:
+    if os.path.isdir(os.path.join(folder, _HOME)):
+        return True
+    try:
+        return any(step_of(name) is not None for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def below(folder: str = RUNS) -> list[RunPlace]:
+    """The runs in a folder, those that live first, then the newest."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    found = [place_of(os.path.join(folder, name)) for name in names if _is_run(os.path.join(folder, name))]
+    return sorted(found, key=lambda run: (not run.is_live(), -run.changed()))
+
+
+def named(text: str) -> RunPlace:
+    """The run that is called ``text``: a location, a run's folder, a checkpoint in it, or a name below ``RUNS``."""
+    if "://" in text:
+        return place_of(text)
+    for path in (text, os.path.join(RUNS, text)):
+        folder = os.path.normpath(os.path.expanduser(path))
+        if os.path.basename(folder) == _HOME or (step_of(os.path.basename(folder)) is not None):
+            folder = os.path.dirname(os.path.abspath(folder))
+        if _is_run(folder):
+            return place_of(folder)
+        attempt = read_attempt(folder)
+        if attempt is not None:  # the home folder of a run on object storage
+            return RunPlace(attempt.location, os.path.abspath(folder))
+    what = "holds no run" if os.path.isdir(text) else "does not exist"
+    raise RunNotFoundError(f"{text} {what}.{_candidates()}")
+
+
+def _candidates() -> str:
+    found = below()
+    if not found:
+        return " Give a run's location, a path or a URI, or set HOLDFAST_DIR"
+    return " Runs here: " + ", ".join(run.location for run in found[:8]) + (", …" if len(found) > 8 else "")
+
+
+def resolve(text: str | None, environ: Mapping[str, str] | None = None) -> RunPlace:
+    """The run that is meant: the one named, else ``HOLDFAST_DIR``, else one of this folder."""
+    if text:
+        return named(text)
+    told = _first(os.environ if environ is None else environ, "dir")
+    if told:
+        return place_of(told)
+    found = below()
+    if found:
+        return found[0]
+    if _is_run(os.curdir):
+        return place_of(os.getcwd())
+    raise RunNotFoundError(f"there is no run in {os.getcwd()} nor below {RUNS}/.{_candidates()}")
