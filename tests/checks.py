@@ -13,7 +13,7 @@ _known: dict[str, drill.Outcome] = {}
 
 def assert_whole(folder: str, minimum: int = 1):
     """Everything visible is whole, byte for byte; returns the newest."""
-    found = list(whole([open_backend(folder)]))
+    found = list(whole([open_backend(str(folder))]))
     assert len(found) >= minimum, f"{folder} holds {len(found)} whole checkpoints"
     for checkpoint in found:
         assert verify(checkpoint) == []
@@ -45,7 +45,7 @@ def uninterrupted(server, spec: drill.Spec) -> drill.Outcome:
         "augment",
         "stateful",
     )
-    more = ("fsdp", "scaler", "evaluate_every", "isolate_evaluation", "width")
+    more = ("fsdp", "scaler", "evaluate_every", "isolate_evaluation", "width", "frozen")
     shape = {name: getattr(spec, name) for name in (*what, *more)}
     key = repr(sorted(shape.items()))
     if key not in _known:

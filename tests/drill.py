@@ -50,6 +50,8 @@ class Spec:
     """Where the job's key-value store lives: ``rank0`` or ``agent``."""
     in_thread: bool = False
     width: int = 16
+    frozen: bool = False
+    clock_jump_s: float = 0.0
     env: dict = field(default_factory=dict)
 
 
@@ -80,6 +82,8 @@ def train(spec: Spec, rank: int) -> None:
     from holdfast.testing.faults import Fault, Injector
 
     torch.set_num_threads(1)
+    if spec.clock_jump_s:
+        _make_the_clock_jump(spec.clock_jump_s)
     if spec.world > 1:
         dist.init_process_group("gloo", init_method="env://")
     pids = _exchange_pids(spec, rank)
@@ -90,6 +94,8 @@ def train(spec: Spec, rank: int) -> None:
         layers.append(torch.nn.BatchNorm1d(spec.width))
     layers += [torch.nn.ReLU(), torch.nn.Dropout(spec.dropout), torch.nn.Linear(spec.width, 2)]
     model = torch.nn.Sequential(*layers)
+    if spec.frozen:
+        model[0].requires_grad_(False)
     if spec.fsdp:
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import init_device_mesh
@@ -97,7 +103,8 @@ def train(spec: Spec, rank: int) -> None:
         wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (spec.world,)))
     else:
         wrapped = torch.nn.parallel.DistributedDataParallel(model) if spec.world > 1 else model
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
+    trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=10_000)
     scaler = torch.amp.GradScaler("cpu", enabled=True) if spec.scaler else None
     torch.manual_seed(1000 + rank)
@@ -114,13 +121,14 @@ def train(spec: Spec, rank: int) -> None:
 
     optimizer.register_step_pre_hook(lambda *_: injector.reached("optimizer", in_flight))
     optimizer.register_step_post_hook(lambda *_: injector.reached("after-optimizer", in_flight))
-    model[0].weight.register_hook(lambda grad: injector.reached("backward", in_flight))
+    model[-1 if spec.frozen else 0].weight.register_hook(lambda grad: injector.reached("backward", in_flight))
     model[-1].register_forward_hook(lambda *_: model.training and injector.reached("forward", in_flight))
     _inject_into_saves(injector)
     started = time.monotonic()
     injector.reached("start", 0)
     trace = []
-    with holdfast.Run(spec.dir, save_every=spec.save_every, settings=settings, **objects) as run:
+    settings.setdefault("dir", spec.dir)
+    with holdfast.Run(save_every=spec.save_every, settings=settings, **objects) as run:
         restored_s = time.monotonic() - started
         first = run.steps
         for epoch in run.epochs(spec.epochs):
@@ -157,6 +165,12 @@ def train(spec: Spec, rank: int) -> None:
     Path(f"{spec.dir}.out", f"rank-{rank}.json").write_text(json.dumps(result))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _make_the_clock_jump(seconds):
+    """After a second, the wall clock of this process is set by so much."""
+    real, began = time.time, time.monotonic()
+    time.time = lambda: real() + (seconds if time.monotonic() - began > 0.2 else 0.0)
 
 
 def evaluate(spec, model, wrapped, injector, run):

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,26 @@ class Save:
         return checkpoint_name(self.step)
 
 
+def _bounded(action: Callable[[], Manifest], limit: Deadline) -> Manifest:
+    """Do it on another thread, and stop waiting when the time is up: an unreachable file system hangs any call."""
+    outcome: list[Manifest | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(action())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="holdfast-write", daemon=True)
+    thread.start()
+    thread.join(limit.remaining_s())
+    if not outcome:
+        raise StoreUnavailableError("the location did not answer in time")
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
 @dataclass(slots=True, kw_only=True)
 class Saver:
     """Carries saves out for one rank."""
@@ -122,7 +143,7 @@ class Saver:
             if limit.passed() and last is not None:
                 break
             try:
-                return self._write_to(backend, save, files, limit)
+                return _bounded(lambda: self._write_to(backend, save, files, limit), limit)  # noqa: B023
             except CheckpointExistsError:
                 existing = open_checkpoint(backend, save.name)
                 if existing is not None:

@@ -39,10 +39,11 @@ def test_resume_is_exact_with(server, tmp_path, shape, step):
 @pytest.mark.parametrize("isolate", [False, True])
 def test_an_evaluation_that_draws_random_numbers_does_not_shift_the_rest(server, tmp_path, isolate):
     shape = {"world": 1, "evaluate_every": 5, "isolate_evaluation": isolate}
-    spec = drill.Spec(str(tmp_path / "run"), faults=[{"rank": 0, "step": 10, "phase": "evaluation"}], **shape)
+    faults = [{"rank": 0, "step": 10, "phase": "evaluation"}]
+    spec = drill.Spec(str(tmp_path / "run"), evaluation_s=0.5, faults=faults, **shape)
     assert server.run(spec).codes == [143]
     assert assert_whole(spec.dir).step == 10
-    resumed = server.run(drill.Spec(**{**vars(spec), "faults": []}))
+    resumed = server.run(drill.Spec(**{**vars(spec), "faults": [], "evaluation_s": 0.0}))
     assert resumed.digest == uninterrupted(server, spec).digest
 
 
@@ -79,7 +80,7 @@ def test_more_epochs_than_before_go_on_from_the_end(server, tmp_path):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_sharded_state_saved_on_two_ranks_resumes_on(server, tmp_path, world):
-    spec = drill.Spec(str(tmp_path / "run"), 2, fsdp=True, faults=[{"rank": 1, "step": 10, "phase": "backward"}])
+    spec = drill.Spec(str(tmp_path / "run"), 2, fsdp=True, faults=[{"rank": 1, "step": 10, "phase": "forward"}])
     outcome = server.run(spec)
     assert set(outcome.codes) == {143}, outcome.log
     newest = assert_whole(spec.dir)

@@ -112,7 +112,7 @@ def test_a_rank_killed_in_the_middle_of_the_just_in_time_save(server, tmp_path, 
         pytest.skip("only rank 0 commits")
     faults = [
         {"rank": 0, "step": 9, "phase": "forward", "action": "TERM"},
-        *[{"rank": rank, "step": step, "phase": phase, "action": "KILL"} for step in range(9, 16)],
+        *[{"rank": rank, "step": step, "phase": phase, "action": "KILL"} for step in range(9, 37)],
     ]
     spec = drill.Spec(str(tmp_path / "run"), store="agent", faults=faults)
     outcome = server.run(spec, 40.0)

@@ -47,7 +47,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from holdfast.adapters import rng
 from holdfast.adapters.data_stateful import StandIn, has_state, is_stateful_dataloader
-from holdfast.adapters.data_workers import Line, RandomState, Stamped, discard, keep, kept, replaced
+from holdfast.adapters.data_workers import Line, RandomState, Stamped, discard, keep, kept, replaced, shut_down
 from holdfast.errors import StateError
 
 logger = logging.getLogger(__name__)
@@ -450,7 +450,7 @@ class _Replayed:
         if position is not None:
             _Start.restore(loader, self._start)
         iterator: Iterator[Any] = iter(loader)
-        self._shut_down: Callable[[], None] = getattr(iterator, "_shutdown_workers", lambda: None)
+        self._iterator = iterator
         if position is not None and position["delivered"]:
             rng.restore(position["first"])
             _say_replay(loader, position["delivered"], "a DataLoader, or a state_dict and load_state_dict")
@@ -467,4 +467,4 @@ class _Replayed:
         pass
 
     def close(self) -> None:
-        self._shut_down()
+        shut_down(self._iterator)

@@ -32,6 +32,7 @@ from holdfast.adapters.data_workers import (
     loader_like,
     random_state,
     restore_random_state,
+    shut_down,
     workers_born_shielded,
 )
 
@@ -97,13 +98,7 @@ class StandIn:
         return state
 
     def close(self) -> None:
-        getattr(self._iterator, "_shutdown_workers", _nothing_to_do)()
-        for process in getattr(self._iterator, "_workers", ()):
-            process.join(5.0)
-
-
-def _nothing_to_do() -> None:
-    pass
+        shut_down(self._iterator)
 
 
 class StatefulMapShell(MapShell):

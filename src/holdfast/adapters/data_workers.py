@@ -38,6 +38,9 @@ from holdfast.errors import StateError
 _ORPHAN_CHECK_S = 5.0
 """How often a worker looks whether its parent is alive, and how long it then leaves to DataLoader's own watchdog."""
 
+_CLOSE_GRACE_S = 1.0
+"""How long a worker may take to finish its batch once the pass is closed."""
+
 _KEPT = "_holdfast_kept"
 
 RandomState = dict[str, Any]
@@ -354,10 +357,7 @@ class Line:
             self.settled = True
 
     def close(self) -> None:
-        if self.workers > 0 and self._iterator is not None:
-            self._iterator._shutdown_workers()
-            for process in self._iterator._workers:
-                process.join(_ORPHAN_CHECK_S)
+        shut_down(self._iterator)
         self._iterator = None
         vars(self._loader)["_iterator"] = None
 
@@ -366,6 +366,26 @@ class Line:
             self._iterator = iter(self._loader)
         iterator: Iterator[Any] = self._iterator
         return iterator
+
+
+def shut_down(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, if it has any, also those that are busy.
+
+    DataLoader waits five seconds for each before it terminates them, too long within a grace period;
+    yet none may die before its pinning thread has left the queue, where half a message would hold it
+    forever. So it begins, and the slow ones are terminated a moment later.
+    """
+    workers = getattr(iterator, "_workers", ())
+    if not workers:
+        return
+    slow = threading.Timer(_CLOSE_GRACE_S, lambda: [worker.terminate() for worker in workers])
+    slow.start()
+    try:
+        iterator._shutdown_workers()
+    finally:
+        slow.cancel()
+    for worker in workers:
+        worker.join(_CLOSE_GRACE_S)
 
 
 def replaced(states: list[RandomState | None], worker: int, state: RandomState) -> list[RandomState | None]:

@@ -251,7 +251,7 @@ class Loop:
         return [tree_image(rank_file(rank), tree)]
 
     def _draws_after(self, step: int, passes: int) -> bool:
-        """Whether the code between a step and the next pass draws random numbers: a rank that died before it did not."""
+        """Whether the code between a step and the next pass draws random numbers, which a rank that died did not."""
         mine = [record for record in self.box.records() if record.step == step and record.passes == passes]
         inside = [record.random["torch"] for record in mine if record.kind == IN_FLIGHT]
         after = [record.random["torch"] for record in mine if record.kind == BOUNDARY]

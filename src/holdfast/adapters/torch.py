@@ -65,7 +65,8 @@ class Run:
         other. ``objects``: everything that has a state, each under a name: models, optimizers, schedulers, scalers,
         ``torch.Generator``, dicts of your own counters, anything with ``state_dict`` and ``load_state_dict``.
         """
-        given = {"dir": dir, "save_every": save_every, "keep": keep, "fallback": fallback, **(settings or {})}
+        named = {"dir": dir, "save_every": save_every, "keep": keep, "fallback": fallback}
+        given = {**(settings or {}), **{name: value for name, value in named.items() if value is not None}}
         self.settings = Settings.load(**given)
         self.rank, self.world = place()
         self.resumed_from: str | None = None

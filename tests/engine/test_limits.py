@@ -1,0 +1,364 @@
+"""What goes wrong around a run: nothing hangs, the deadline holds, what is damaged is never used."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import drill
+from checks import assert_whole, uninterrupted
+from holdfast.store import open_backend
+from holdfast.store.checkpoints import whole
+
+
+def steps_in(folder) -> list[int]:
+    return [checkpoint.step for checkpoint in whole([open_backend(str(folder))])]
+
+
+# ---------------------------------------------------------------------- nothing hangs
+
+
+def test_a_peer_stuck_in_its_forward_pass_does_not_keep_the_run_from_saving(server, tmp_path):
+    faults = [
+        {"rank": 1, "step": 9, "phase": "forward", "action": "HANG"},
+        {"rank": 0, "step": 9, "phase": "backward", "action": "TERM"},
+    ]
+    spec = drill.Spec(str(tmp_path / "run"), store="agent", settings={"grace_period": 6.0}, faults=faults)
+    outcome = server.run(spec, 30.0)
+    assert outcome.codes == [143, 143], outcome.log
+    assert outcome.seconds < 12
+    assert assert_whole(spec.dir).step == 8
+    assert server.run(drill.Spec(spec.dir)).digest == uninterrupted(server, spec).digest
+
+
+def test_a_peer_that_is_stopped_counts_as_dead(server, tmp_path):
+    faults = [{"rank": 0, "step": 9, "phase": "backward", "action": "TERM"}]
+    settings = {"agree_timeout": 1.0, "grace_period": 15.0}
+    spec = drill.Spec(str(tmp_path / "run"), store="agent", settings=settings, step_s=0.1, faults=faults)
+    job = server.start(spec)
+    job.wait_for("training")
+    time.sleep(0.3)
+    job.send(signal.SIGSTOP, 1)
+    job.send(signal.SIGTERM, 0)
+    job.wait_for("end", rank=0, timeout_s=20.0)
+    job.send(signal.SIGKILL, 1)
+    outcome = job.wait(20.0)
+    assert outcome.codes == [143, -9], outcome.log
+    assert assert_whole(spec.dir).manifest.reason == "rescue"
+    assert server.run(drill.Spec(spec.dir)).digest == uninterrupted(server, spec).digest
+
+
+def test_a_process_that_cannot_leave_its_optimizer_step_ends_before_the_deadline(server, tmp_path):
+    faults = [
+        {"rank": 0, "step": 9, "phase": "optimizer", "action": "TERM"},
+        {"rank": 0, "step": 9, "phase": "after-optimizer", "action": "HANG"},
+    ]
+    settings = {"grace_period": 5.0}
+    spec = drill.Spec(str(tmp_path / "run"), 1, save_every="4 steps", settings=settings, faults=faults)
+    outcome = server.run(spec, 20.0)
+    assert outcome.codes == [143], outcome.log
+    assert outcome.seconds < 10
+    assert assert_whole(spec.dir).step == 8
+
+
+def test_a_location_that_hangs_is_left_in_time_for_the_fallback(server, tmp_path):
+    faults = [
+        {"rank": 0, "step": 9, "phase": "forward", "action": "TERM"},
+        *[{"rank": 0, "step": step, "phase": "save", "action": "HANG"} for step in range(9, 73)],
+    ]
+    settings = {"grace_period": 6.0, "fallback": str(tmp_path / "second")}
+    spec = drill.Spec(str(tmp_path / "run"), 1, settings=settings, faults=faults)
+    outcome = server.run(spec, 20.0)
+    assert outcome.codes == [143], outcome.log
+    assert outcome.seconds < 12
+    assert steps_in(spec.dir) == []
+    newest = assert_whole(tmp_path / "second")
+    resumed = server.run(drill.Spec(spec.dir, 1, settings={"fallback": str(tmp_path / "second")}))
+    assert resumed.results[0]["first"] == newest.step
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+def test_a_location_that_hangs_without_a_fallback_ends_in_time_and_keeps_what_was_committed(server, tmp_path):
+    hang = [{"rank": 0, "step": step, "phase": "save", "action": "HANG"} for step in range(12, 73)]
+    term = {"rank": 0, "step": 13, "phase": "forward", "action": "TERM"}
+    settings = {"grace_period": 5.0}
+    spec = drill.Spec(str(tmp_path / "run"), 1, save_every="8 steps", settings=settings, faults=[term, *hang])
+    outcome = server.run(spec, 20.0)
+    assert outcome.codes == [143], outcome.log
+    assert outcome.seconds < 10
+    assert assert_whole(spec.dir).step == 8
+
+
+class Answers503(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def broken_s3():
+    http_server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers503)
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    yield {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{http_server.server_port}",
+        "AWS_ACCESS_KEY_ID": "marker-id",
+        "AWS_SECRET_ACCESS_KEY": "marker-secret",
+        "AWS_REGION": "us-east-1",
+    }
+    http_server.shutdown()
+
+
+def test_an_object_store_that_answers_503_sends_the_save_to_the_fallback(server, tmp_path, broken_s3):
+    settings = {"dir": "s3://bucket/run", "grace_period": 25.0, "fallback": str(tmp_path / "second")}
+    faults = [{"rank": 0, "step": 9, "phase": "forward", "action": "TERM"}]
+    environment = {**broken_s3, "XDG_STATE_HOME": str(tmp_path / "state")}
+    spec = drill.Spec(str(tmp_path / "run"), 1, settings=settings, faults=faults, env=environment)
+    outcome = server.run(spec, 120.0)
+    assert outcome.codes == [143], outcome.log
+    newest = assert_whole(tmp_path / "second")
+    assert "marker-secret" not in outcome.log
+    assert not any("marker-secret" in path.read_text() for path in tmp_path.rglob("*.jsonl"))
+    resumed = server.run(drill.Spec(**{**vars(spec), "faults": []}), 120.0)
+    assert resumed.results[0]["first"] == newest.step, resumed.log
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(server, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk], check=False).returncode
+    ):
+        pytest.skip("needs the right to mount a small tmpfs: run the tests as root")
+    try:
+        spec = drill.Spec(f"{disk}/run", 1, width=4000, save_every="10 steps", settings={"keep": 2})
+        Path(f"{disk}/run.out").mkdir()
+        outcome = server.run(spec)
+        assert "disk is full" in outcome.log
+        assert [result["steps"] for result in outcome.results.values()] in ([], [72])
+        for checkpoint in whole([open_backend(spec.dir)]):
+            assert checkpoint.step
+        bigger = subprocess.run(["mount", "-o", "remount,size=64m", disk], check=False)
+        assert bigger.returncode == 0
+        resumed = server.run(spec)
+        assert resumed.codes == [0], resumed.log
+        assert resumed.digest == uninterrupted(server, spec).digest
+    finally:
+        subprocess.run(["umount", disk], check=False)
+
+
+def test_a_wall_clock_that_jumps_back_changes_nothing(server, tmp_path):
+    faults = [{"rank": 0, "step": 9, "phase": "forward", "action": "TERM"}]
+    spec = drill.Spec(str(tmp_path / "run"), 1, clock_jump_s=-86400.0, faults=faults)
+    assert server.run(spec).codes == [143]
+    resumed = server.run(drill.Spec(spec.dir, 1))
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+# ---------------------------------------------------------------------- damage is found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(server, tmp_path, world, damage):
+    spec = drill.Spec(str(tmp_path / "run"), world, epochs=1, save_every="4 steps")
+    server.run(spec)
+    newest, before = steps_in(spec.dir)[:2]
+    target = Path(spec.dir, f"checkpoint-{newest}", "holdfast.json" if damage == "manifest" else "model.safetensors")
+    data = bytearray(target.read_bytes())
+    if damage == "remove":
+        target.unlink()
+    elif damage == "truncate":
+        target.write_bytes(data[:-1])
+    else:
+        data[len(data) // 2] ^= 1
+        target.write_bytes(data)
+    resumed = server.run(drill.Spec(spec.dir, world))
+    assert resumed.codes == [0] * world, resumed.log
+    assert resumed.results[0]["first"] == before
+    assert f"checkpoint-{newest}" in resumed.log
+    assert resumed.digest == uninterrupted(server, drill.Spec("", world)).digest
+
+
+def test_nothing_but_damaged_checkpoints_means_from_the_start(server, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), 1, save_every="20 steps")
+    server.run(spec)
+    for path in Path(spec.dir).glob("checkpoint-*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
+    resumed = server.run(spec)
+    assert resumed.results[0]["first"] == 0
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+# ---------------------------------------------------------------------- who may write
+
+
+def test_a_second_run_in_the_same_place_gets_a_clear_error_and_the_first_goes_on(server, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), 1, step_s=0.25)
+    job = server.start(spec)
+    job.wait_for("training")
+    second = drill.Server()
+    try:
+        other = second.run(drill.Spec(spec.dir, 1))
+    finally:
+        second.close()
+    assert other.codes == [1]
+    assert "is being written by another run" in other.log
+    job.send(signal.SIGTERM, 0)
+    assert job.wait().codes == [143]
+    assert assert_whole(spec.dir)
+
+
+# ---------------------------------------------------------------------- periodic saves
+
+
+def test_saves_by_steps_count_from_the_last_commit_whatever_made_it(server, tmp_path):
+    faults = [{"rank": 0, "step": 14, "phase": "forward", "action": "TERM"}]
+    spec = drill.Spec(
+        str(tmp_path / "run"), 1, save_every="10 steps", settings={"keep": 20}, step_s=0.02, faults=faults
+    )
+    server.run(spec)
+    just_in_time = steps_in(spec.dir)[0]
+    assert steps_in(spec.dir) == [just_in_time, 10]
+    server.run(drill.Spec(**{**vars(spec), "faults": []}))
+    assert steps_in(spec.dir)[-3:] == [just_in_time + 10, just_in_time, 10]
+
+
+def test_saves_by_epoch_come_at_the_end_of_the_epoch(server, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), 2, save_every="1 epoch", settings={"keep": 20})
+    server.run(spec)
+    assert steps_in(spec.dir) == [36, 24, 12]
+    for path in Path(spec.dir, "checkpoint-36").parent.glob("checkpoint-36"):
+        os.rename(path, tmp_path / "gone")
+    resumed = server.run(spec)
+    assert resumed.results[0]["first"] == 24
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+def test_saves_by_time_are_of_one_step_on_all_ranks(server, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), 2, save_every="0.4s", settings={"keep": 20}, step_s=0.05)
+    outcome = server.run(spec)
+    assert outcome.codes == [0, 0], outcome.log
+    periodic = [
+        event for event in drill.journal(spec.dir) if event["event"] == "commit" and event["reason"] == "periodic"
+    ]
+    assert len(periodic) >= 2
+    assert_whole(spec.dir, minimum=3)
+    assert outcome.digest == uninterrupted(server, spec).digest
+
+
+def test_only_so_many_checkpoints_are_kept(server, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), 1, save_every="5 steps", settings={"keep": 2})
+    server.run(spec)
+    assert len(steps_in(spec.dir)) == 2
+
+
+def test_incremental_saves_store_unchanged_files_once_and_resume_exactly(server, tmp_path):
+    spec = drill.Spec(
+        str(tmp_path / "run"), 1, frozen=True, save_every="10 steps", settings={"save_type": "incremental", "keep": 3}
+    )
+    server.run(spec)
+    frozen = {path.stat().st_ino for path in Path(spec.dir).glob("checkpoint-*/model-00001-of-*.safetensors")}
+    assert len(frozen) == 1
+    os.rename(Path(spec.dir, f"checkpoint-{steps_in(spec.dir)[0]}"), tmp_path / "gone")
+    resumed = server.run(spec)
+    assert resumed.results[0]["first"] == 70
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+# ---------------------------------------------------------------------- switched off, and free
+
+
+def test_switched_off_it_leaves_no_trace(server, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), 1, env={"HOLDFAST_ENABLED": "0"})
+    outcome = server.run(spec)
+    assert outcome.codes == [0], outcome.log
+    assert not Path(spec.dir).exists()
+    assert outcome.digest == uninterrupted(server, spec).digest
+
+
+def test_a_run_with_holdfast_trains_the_same_bits_as_one_without(server, tmp_path):
+    on = server.run(drill.Spec(str(tmp_path / "on"), 2, workers=2, save_every="5 steps"))
+    off = server.run(drill.Spec(str(tmp_path / "off"), 2, workers=2, env={"HOLDFAST_ENABLED": "0"}))
+    assert on.digest == off.digest
+
+
+def test_a_step_boundary_opens_no_file_starts_no_thread_and_talks_to_no_store(tmp_path):
+    """Counted, not timed: system calls of the training thread between two boundaries."""
+    import torch
+
+    import holdfast
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [torch.zeros(1, 2)] * 2000
+    with holdfast.Run(tmp_path / "run", model=model, optimizer=optimizer, settings={"progress_every": 10**6}) as run:
+        for _ in run.epochs(1):
+            for index, _ in enumerate(run.batches(data)):
+                if index == 100:
+                    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+                    before = thread_syscalls()
+                run.step()
+                if index == 1900:
+                    after = thread_syscalls()
+                    assert threading.active_count() == threads
+                    assert len(os.listdir("/proc/self/fd")) == files
+    assert after - before <= 4, f"{after - before} voluntary waits in 1,800 boundaries"
+
+
+def thread_syscalls() -> int:
+    """How often this thread has waited for anything: a lock, a file, another process."""
+    status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+    return int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+
+
+# ---------------------------------------------------------------------- seen
+
+
+def test_progress_is_right_after_a_resume(server, tmp_path):
+    from holdfast.progress import read_progress
+
+    faults = [{"rank": 0, "step": 20, "phase": "forward", "action": "TERM"}]
+    spec = drill.Spec(str(tmp_path / "run"), 2, step_s=0.05, faults=faults)
+    server.run(spec)
+    at_stop = read_progress(Path(spec.dir, "training_progress.json"))
+    assert at_stop["resumedFrom"] is None
+    assert at_stop["totalSteps"] == 36
+    job = server.start(drill.Spec(spec.dir, 2, step_s=0.15))
+    step = job.wait_for("training", step=at_stop["step"])["step"]
+    seen = read_progress(Path(spec.dir, "training_progress.json"))
+    assert seen["resumedFrom"] == f"checkpoint-{step}"
+    assert seen["step"] >= step
+    outcome = job.wait()
+    assert outcome.codes == [0, 0], outcome.log
+    end = read_progress(Path(spec.dir, "training_progress.json"))
+    assert (end["step"], end["percentComplete"], end["estimatedTimeRemaining"]) == (36, "100.0", "0s")
+    assert end["checkpointing"]["latestCheckpoint"] == f"{spec.dir}/checkpoint-36"
+
+
+def test_goodput_knows_what_was_lost(server, tmp_path):
+    from holdfast.progress import goodput
+
+    faults = [{"rank": 0, "step": 9, "phase": "forward", "action": "KILL"}]
+    spec = drill.Spec(str(tmp_path / "run"), 1, save_every="4 steps", step_s=0.05, faults=faults)
+    server.run(spec)
+    server.run(drill.Spec(spec.dir, 1))
+    found = goodput(drill.journal(spec.dir))
+    assert found.attempts == 2
+    assert found.steps_lost in (0, 1, 4)
+    assert 0 < found.ratio < 1
+    assert found.lost_restart_s > 0
