@@ -45,7 +45,7 @@ def uninterrupted(server, spec: drill.Spec) -> drill.Outcome:
         "augment",
         "stateful",
     )
-    more = ("fsdp", "scaler", "evaluate_every", "isolate_evaluation", "width", "frozen")
+    more = ("fsdp", "scaler", "evaluate_every", "isolate_evaluation", "width", "frozen", "device")
     shape = {name: getattr(spec, name) for name in (*what, *more)}
     key = repr(sorted(shape.items()))
     if key not in _known:

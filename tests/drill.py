@@ -7,6 +7,7 @@ production: gloo, DDP, DataLoader workers, holdfast.Run with its default threads
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -50,6 +51,7 @@ class Spec:
     """Where the job's key-value store lives: ``rank0`` or ``agent``."""
     in_thread: bool = False
     width: int = 16
+    device: str = "cpu"
     frozen: bool = False
     clock_jump_s: float = 0.0
     env: dict = field(default_factory=dict)
@@ -93,7 +95,10 @@ def train(spec: Spec, rank: int) -> None:
     if spec.batchnorm:
         layers.append(torch.nn.BatchNorm1d(spec.width))
     layers += [torch.nn.ReLU(), torch.nn.Dropout(spec.dropout), torch.nn.Linear(spec.width, 2)]
-    model = torch.nn.Sequential(*layers)
+    model = torch.nn.Sequential(*layers).to(spec.device)
+    if spec.device != "cpu":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
     if spec.frozen:
         model[0].requires_grad_(False)
     if spec.fsdp:
@@ -138,6 +143,7 @@ def train(spec: Spec, rank: int) -> None:
             for x, y in run.batches(loader):
                 in_flight = run.steps + 1
                 counters["seen"] += len(x)
+                x, y = x.to(spec.device), y.to(spec.device)
                 loss = torch.nn.functional.cross_entropy(wrapped(x), y) / spec.accumulate
                 (scaler.scale(loss) if scaler else loss).backward()
                 micro += 1
@@ -184,7 +190,7 @@ def evaluate(spec, model, wrapped, injector, run):
         # Making an iterator with shuffling draws from the random state, as evaluations in the wild do.
         for index, (x, _) in enumerate(DataLoader(Data(spec), 8, shuffle=True)):
             with torch.no_grad():
-                model(x)
+                model(x.to(spec.device))
             if index == 1:
                 injector.reached("evaluation", run.steps)
                 time.sleep(spec.evaluation_s)
@@ -220,7 +226,7 @@ def digest_of(model, optimizer, counters) -> str:
     states = [(i, n, t) for i, s in enumerate(optimizer.state.values()) for n, t in s.items()]
     for name, value in sorted(parameters.items()) + [(f"{i}.{n}", t) for i, n, t in states]:
         full = value.full_tensor() if isinstance(value, DTensor) else value
-        hashed.update(name.encode() + full.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        hashed.update(name.encode() + full.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     hashed.update(json.dumps(counters).encode())
     return hashed.hexdigest()
 
@@ -268,7 +274,9 @@ def serve(fd: int) -> None:
     import torch.distributed
     import torch.distributed.fsdp
     import torch.distributed.tensor
-    import torchdata.stateful_dataloader  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import torchdata.stateful_dataloader  # noqa: F401
 
     import holdfast.adapters.torch  # noqa: F401
 
@@ -355,7 +363,8 @@ class Server:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-c", f"import drill; drill.serve({theirs.fileno()})"]
-        environment = {**os.environ, "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._channel = ours

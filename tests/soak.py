@@ -149,8 +149,9 @@ def main() -> int:
             break
     print("\n".join(tally.failures))
     print(
-        f"{tally.jobs} jobs, {tally.runs} runs, {tally.sigterm} by SIGTERM, {tally.sigkill} by SIGKILL: {tally.hangs} hangs, "
-        f"{tally.broken} broken checkpoints, {tally.steps_lost} steps lost, {tally.inexact} not exact"
+        f"{tally.jobs} jobs, {tally.runs} runs, {tally.sigterm} by SIGTERM, {tally.sigkill} by SIGKILL: "
+        f"{tally.hangs} hangs, {tally.broken} broken checkpoints, {tally.steps_lost} steps lost, "
+        f"{tally.inexact} not exact"
     )
     print(f"{tally.jobs - len(tally.failures)} passed, {len(tally.failures)} failed")
     server.close()

@@ -27,16 +27,16 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
-
 _MT_BYTES = 624 * 4
 _TORCH_HEAD, _TORCH_TAIL = 20, 32
 _SLOTS = 4
 _SLOT = 16384
 _HEADER = 4096
-# kind, step, epoch, passes, delivered; NumPy's spare normal, whether there is one; Python's; CUDA's offset. Before
+# kind, step, epoch, passes, delivered; NumPy's spare normal, whether there is one; Python's likewise. Before
 # them, by itself, the sequence number.
-_RECORD = struct.Struct("@QQQQQdQdQQ")
+_RECORD = struct.Struct("@QQQQQdQdQ")
+_AT_CUDA = 96
+_CUDA = struct.Struct("@QQQ")  # whether it is used; its generator's seed and offset, which are all of its state
 _ALL = slice(None)
 _AT_TORCH = 128
 _AT_PYTHON = _AT_TORCH + 5120
@@ -215,12 +215,13 @@ class BlackBox:
             self._numpy_has,
             spare or 0.0,
             spare is not None,
-            0 if self._cuda is None else self._cuda.get_offset(),
         )
+        if self._cuda is not None:
+            _CUDA.pack_into(self._view, base + _AT_CUDA, 1, self._cuda.initial_seed(), self._cuda.get_offset())
         self._numbers[number] = sequence  # last: until then it is no record
 
     def records(self) -> list[Record]:
-        return _decode(self._view, fast_torch=self._torch.view is not None, live_cuda=self._cuda)
+        return _decode(self._view)
 
     def close(self, *, remove: bool) -> None:
         if remove and self.path is not None:
@@ -237,16 +238,17 @@ def read_box(path: str) -> tuple[int, int, list[Record]]:
     if len(data) != _HEADER + _SLOTS * _SLOT or bytes(data[: len(_MAGIC)]) != _MAGIC:
         raise ValueError(f"{path} is no black box")
     rank, pid = struct.unpack_from("<QQ", data, 64)
-    return rank, pid, _decode(data, fast_torch=None, live_cuda=None)
+    return rank, pid, _decode(data)
 
 
-def _decode(view: memoryview, *, fast_torch: bool | None, live_cuda: Any) -> list[Record]:
+def _decode(view: memoryview) -> list[Record]:
     """All valid records, oldest first."""
     found: list[tuple[int, Record]] = []
     for slot in range(_SLOTS):
         base = _HEADER + slot * _SLOT
         (sequence,) = struct.unpack_from("@Q", view, base)
-        (kind, step, epoch, passes, delivered, *normals, offset) = _RECORD.unpack_from(view, base + 8)
+        (kind, step, epoch, passes, delivered, *normals) = _RECORD.unpack_from(view, base + 8)
+        has_cuda, cuda_seed, cuda_offset = _CUDA.unpack_from(view, base + _AT_CUDA)
         numpy_spare, numpy_has, python_spare, python_has = normals
         if not sequence:
             continue
@@ -267,8 +269,8 @@ def _decode(view: memoryview, *, fast_torch: bool | None, live_cuda: Any) -> lis
                 "has_gauss": numpy_has,
                 "gauss": numpy_spare,
             }
-        if offset or live_cuda is not None:
-            state["cuda_offset"] = offset
+        if has_cuda:
+            state["cuda"] = torch.frombuffer(bytearray(struct.pack("<QQ", cuda_seed, cuda_offset)), dtype=torch.uint8)
         found.append((sequence, Record(kind, step, epoch, passes, delivered, state)))
     return [record for _, record in sorted(found, key=lambda item: item[0])]
 
@@ -284,10 +286,3 @@ def folder(job: str) -> str:
     """Where the boxes of a job's ranks on this machine lie: memory that outlives a process, not the machine."""
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     return os.path.join(shared, f"holdfast-{os.getuid()}-{job}")
-
-
-def restore_random(state: dict[str, Any]) -> None:
-    """Like :func:`holdfast.adapters.rng.restore`, also for the shorter CUDA state of a record."""
-    rng.restore(state)
-    if "cuda_offset" in state and torch.cuda.is_available():
-        torch.cuda.default_generators[torch.cuda.current_device()].set_offset(state["cuda_offset"])

@@ -22,6 +22,7 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if kind in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
+        name = _unused(name, tensors)
         tensors[name] = value.detach()
         return {"$": "tensor", "name": name}
     if isinstance(value, dict):
@@ -42,6 +43,7 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         import numpy
 
         if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
+            name = _unused(name, tensors)
             tensors[name] = torch.from_numpy(numpy.frombuffer(value.tobytes(), dtype=numpy.uint8).copy())
             return {"$": "ndarray", "name": name, "dtype": value.dtype.str, "shape": list(value.shape)}
         if isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
@@ -53,6 +55,16 @@ def encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         f"Accepted are numbers, text, bytes, None, tensors, NumPy arrays, and dicts, lists, tuples and sets of them: "
         f"let state_dict() return those"
     )
+
+
+def _unused(name: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Keys may hold dots, so that two paths can read alike: ``{"a": {"b": …}, "a.b": …}``."""
+    number = 2
+    unused = name
+    while unused in tensors or unused == "__metadata__":
+        unused = f"{name}#{number}"
+        number += 1
+    return unused
 
 
 def decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:

@@ -29,8 +29,10 @@ Not exact, because no one can see the state in question:
 - random numbers drawn in workers of a subclass of ``StatefulDataLoader``: its state leaves them out,
   and they restart from their seeds. A warning is logged.
 - random numbers drawn in workers if ``num_workers`` changes. A warning is logged.
+- what a worker drew for a batch that raised, until it delivers its next one.
 
-``in_order=False`` is not followed: batches come in order, or there would be no k to continue at.
+``in_order=False`` is not followed: batches come in order, or there would be no k to continue at. Workers
+of ``DataLoader`` and ``StatefulDataLoader`` themselves are shielded from SIGTERM; those of subclasses are not.
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ from holdfast.adapters.data_workers import Line, RandomState, Stamped, discard, 
 from holdfast.errors import StateError
 
 logger = logging.getLogger(__name__)
+
+_MOST_SAMPLERS = 16
+"""Where the search for samplers within samplers ends: an object may make up every attribute it is asked for."""
 
 _Mark = tuple[int, list[RandomState | None]]
 
@@ -197,7 +202,7 @@ def _samplers(loader: Any) -> list[Any]:
     """The samplers of ``loader``, outermost first, each once."""
     found: list[Any] = []
     pending = [loader]
-    while pending:
+    while pending and len(found) < _MOST_SAMPLERS:
         holder = pending.pop(0)
         for name in ("batch_sampler", "sampler"):
             sampler = getattr(holder, name, None)

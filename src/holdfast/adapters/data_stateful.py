@@ -85,7 +85,7 @@ class StandIn:
         return stand_in
 
     def iterate(self) -> Iterator[Any]:
-        with workers_born_shielded(self.loader) if self.exact and self.loader.num_workers else contextlib.nullcontext():
+        with workers_born_shielded(self.loader) if self.exact else contextlib.nullcontext():
             self._iterator = iter(self.loader)
         iterator: Iterator[Any] = self._iterator
         return iterator

@@ -197,7 +197,8 @@ def shield(owner: int) -> None:
 
     The signal stays blocked and a thread waits for it, as only a waiter learns who sent it. From the
     owner it is DataLoader's or multiprocessing's own ``terminate``, which waits for the end and would
-    wait forever were it ignored.
+    wait forever were it ignored. Programs that the dataset starts inherit the blocked signal: end those
+    with ``kill``. Python's fork server is not shielded, and its workers go with it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_guard, args=(owner, os.getppid()), name="holdfast-shield", daemon=True).start()
@@ -217,11 +218,15 @@ def _guard(owner: int, parent: int) -> None:
 
 @contextlib.contextmanager
 def workers_born_shielded(loader: Any) -> Iterator[None]:
-    """Processes started inside have SIGTERM blocked from birth, until :func:`shield` waits for it.
+    """Workers started inside have SIGTERM blocked from birth, until :func:`shield` waits for it.
 
-    The helpers of ``spawn`` and ``forkserver`` are started before: the tracker would unblock the
-    signal for us, and the server would hand the blocked mask on to processes that are not ours.
+    Where none is to be started, the signal is let through. The helpers of ``spawn`` and ``forkserver``
+    are started before: the tracker would unblock the signal for us, and the server would hand the
+    blocked mask on to processes that are not ours.
     """
+    if loader.num_workers == 0 or (loader.persistent_workers and loader._iterator is not None):
+        yield
+        return
     method = (loader.multiprocessing_context or torch.multiprocessing).get_start_method()
     if method != "fork":
         resource_tracker.ensure_running()
@@ -362,7 +367,7 @@ class Line:
         vars(self._loader)["_iterator"] = None
 
     def _iterate(self) -> Iterator[Any]:
-        with workers_born_shielded(self._loader) if self.workers > 0 else contextlib.nullcontext():
+        with workers_born_shielded(self._loader):
             self._iterator = iter(self._loader)
         iterator: Iterator[Any] = self._iterator
         return iterator

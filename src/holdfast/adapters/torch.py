@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox, restore_random
+from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.data import Batches
 from holdfast.adapters.loop import Loop
 from holdfast.adapters.session import Session, announce, open_session, place, resume
@@ -113,7 +113,7 @@ class Run:
         for epoch in range(self.epoch, total):
             self._steps_at_epoch = self._loop.step
             if self._random is not None:
-                restore_random(self._random)
+                rng.restore(self._random)
             yield epoch
             _, passes, active = self._loop.place
             self._loop.place = (epoch + 1, passes, {})
@@ -154,7 +154,7 @@ class Run:
         batches = Batches(loader, position)
         if position is not None and self._random is not None:
             # Making the iterator has drawn random numbers; the loop goes on with those of the boundary.
-            restore_random(self._random)
+            rng.restore(self._random)
             if not self._positions:
                 self._random = None
         self._loop.open_pass(name, batches)
@@ -276,7 +276,7 @@ class Run:
         self._positions = dict(mine["positions"])
         self._random = mine["random"]
         if self._random is not None:
-            restore_random(self._random)
+            rng.restore(self._random)
 
     def _say_where(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is None:

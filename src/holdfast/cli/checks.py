@@ -84,9 +84,7 @@ def check_backend(backend: Backend, *, fallback: bool, live: bool) -> Iterator[F
 
 
 def _check_folder(backend: LocalBackend, what: str) -> Iterator[Finding]:
-    folder = backend.root
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
+    folder = nearest_folder(backend.root)
     trial = os.path.join(folder, f".holdfast-doctor-{secrets.token_hex(4)}")
     try:
         os.mkdir(trial)
@@ -94,7 +92,7 @@ def _check_folder(backend: LocalBackend, what: str) -> Iterator[Finding]:
         yield Finding(
             ERROR,
             what,
-            f"{folder} cannot be written: {error.strerror}",
+            f"{folder} cannot be written: {error.strerror or error}",
             "nothing can be saved there",
             "change the folder's owner or mode, or choose another location with --dir or HOLDFAST_DIR",
         )
@@ -104,6 +102,13 @@ def _check_folder(backend: LocalBackend, what: str) -> Iterator[Finding]:
         yield from _check_file_system(trial, folder, what)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
+
+
+def nearest_folder(path: str) -> str:
+    """The folder itself, or the one above it that there is and in which it would be made."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def mount_of(path: str) -> tuple[str, str, set[str]]:
@@ -247,9 +252,7 @@ def _measure_speed(backend: LocalBackend, size: int) -> float:
     """Bytes a second, written as a checkpoint is written."""
     import mmap
 
-    folder = backend.root
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
+    folder = nearest_folder(backend.root)
     path = os.path.join(folder, f".holdfast-doctor-{secrets.token_hex(4)}")
     chunk = memoryview(mmap.mmap(-1, _CHUNK))
     chunk[:] = os.urandom(1 << 20) * (_CHUNK >> 20)

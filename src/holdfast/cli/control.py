@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds, note
+from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds
 from holdfast.cli.run import supervise
 from holdfast.config import parse_duration
 from holdfast.errors import ConfigError
@@ -65,11 +65,15 @@ def pause(
         emit({"location": place.location, "state": answer.state, "step": answer.step, "changed": answer.changed})
     elif answer.state == "paused":
         already = "" if answer.changed else " already"
-        note(f"{place.location} is{already} paused {_at(answer.step)}. Go on with: holdfast resume {place.location}")
+        typer.echo(
+            f"{place.location} is{already} paused {_at(answer.step)}. Go on with: holdfast resume {place.location}"
+        )
     elif answer.state == "stopped":
-        note(f"{place.location} is stopped {_at(answer.step)}. It has no launcher: start its command again to go on")
+        typer.echo(
+            f"{place.location} is stopped {_at(answer.step)}. It has no launcher: start its command again to go on"
+        )
     else:
-        note(f"{place.location} is {answer.state} {_at(answer.step)}")
+        typer.echo(f"{place.location} is {answer.state} {_at(answer.step)}")
     if answer.state not in ("paused", "stopped"):
         raise typer.Exit(PROBLEM)
 
@@ -90,9 +94,9 @@ def resume(
         if as_json:
             emit({"location": place.location, "state": answer.state, "step": answer.step, "changed": answer.changed})
         elif answer.state == "complete":
-            note(f"{place.location} is complete {_at(answer.step)}: nothing is left to do")
+            typer.echo(f"{place.location} is complete {_at(answer.step)}: nothing is left to do")
         else:
-            note(f"{place.location} {'goes on' if answer.changed else 'is running already'}")
+            typer.echo(f"{place.location} {'goes on' if answer.changed else 'is running already'}")
         return
     spec = answer.spec
     if detach:
@@ -101,7 +105,7 @@ def resume(
             emit({"location": place.location, "state": "running", "step": answer.step, "changed": True, "pid": pid})
         else:
             log = os.path.join(place.home, control.LOG)
-            note(f"{place.location} goes on in the background, process {pid}; its output is in {log}")
+            typer.echo(f"{place.location} goes on in the background, process {pid}; its output is in {log}")
         return
     raise typer.Exit(supervise(spec, quiet=quiet, progress=not no_progress, as_json=as_json))
 

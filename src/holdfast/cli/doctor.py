@@ -11,6 +11,7 @@ import typer
 from holdfast.cli import checks
 from holdfast.cli.checks import ERROR, OK, WARNING, Finding
 from holdfast.cli.output import PROBLEM, Json, console, emit, guarded, parse_bytes, styled
+from holdfast.config import settings_table
 from holdfast.errors import HoldfastError
 from holdfast.launch.runs import RUNS, RunNotFoundError, RunPlace, place_of, resolve
 from holdfast.store import Backend
@@ -61,8 +62,9 @@ def examine(run: RunPlace, size: int | None) -> list[Finding]:
     if launch is not None:
         environ = {**environ, **launch.spec.environ, **launch.spec.settings}
     settings, findings = checks.check_settings(environ)
-    grace_s = attempt.grace_s if attempt is not None and attempt.live() else settings.grace_period
-    live = run.state() in ("running", "starting")
+    told = attempt is None or any(environ.get(name) for name in settings_table()["grace_period"].env)
+    grace_s = settings.grace_period if told or attempt is None else attempt.grace_s
+    live = run.live_state() in ("running", "starting")
     backends: list[Backend] = []
     try:
         backends = run.backends()
@@ -88,7 +90,10 @@ def examine(run: RunPlace, size: int | None) -> list[Finding]:
     findings += checks.check_torchrun(environ, grace_s, supervised=launch is not None and launch.is_alive())
     findings += checks.check_shared_memory()
     if backends:
-        findings += checks.check_history(run, live=live)
+        try:
+            findings += checks.check_history(run, live=live)
+        except OSError as error:
+            findings.append(Finding(ERROR, "journal", str(error), "what happened cannot be told", "check the rights"))
     return findings
 
 

@@ -213,4 +213,4 @@ def _report(place: RunPlace, doomed: list[dict[str, Any]], *, removed: bool, as_
         return
     for row in doomed:
         typer.echo(f"{'removed' if removed else 'would remove'} {row['name']} ({row['state']}) in {row['location']}")
-    note(f"{len(doomed)} checkpoints, {human_bytes(freed)}" if doomed else "nothing to remove")
+    typer.echo(f"{len(doomed)} checkpoints, {human_bytes(freed)}" if doomed else "nothing to remove")

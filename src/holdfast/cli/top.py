@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,11 +71,9 @@ def snapshot(run: RunPlace, meter: Meter) -> dict[str, Any]:
     events = run.journal()
     view, account = view_of(run, events), goodput(events)
     launch = run.launch()
-    facts = dataclasses.asdict(view)
-    del facts["notes"]
     return {
         "location": run.location,
-        **facts,
+        **dataclasses.asdict(view),
         "launcher": launch.owner.pid if launch is not None and launch.is_alive() else None,
         "attempts": account.attempts,
         "preemptions": account.preemptions,
@@ -109,7 +108,10 @@ def top(
         return
     from rich.live import Live
 
-    with Live(_screen([snapshot(run, meter) for run in found]), console=console(), screen=True) as live:
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(_screen([snapshot(run, meter) for run in found]), console=console(), screen=True) as live,
+    ):
         while True:
             time.sleep(every)
             live.update(_screen([snapshot(run, meter) for run in chosen()]))

@@ -30,14 +30,14 @@ def leashed(parent: int, command: list[str]) -> list[str]:
 def main(argv: list[str]) -> int:
     report, wait_s, workers = argv[0], float(argv[1]), argv[2]
     command = argv[argv.index("--") + 1 :]
-    # The launcher says what happened, in one line; set LOGLEVEL to see torchrun's own words.
-    if "LOGLEVEL" not in os.environ:
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        logging.getLogger("torch.distributed.run").setLevel(logging.CRITICAL)
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    if "LOGLEVEL" not in os.environ:  # the launcher says what happened, in one line
+        for name in logging.root.manager.loggerDict:
+            if name.startswith(("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher")):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
     _be_patient(wait_s)
     program, *rest = leashed(os.getpid(), command)
     options = ["--standalone", "--nnodes=1", f"--nproc-per-node={workers}", "--max-restarts=0", "--no-python"]

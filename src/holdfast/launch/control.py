@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.clock import Deadline
 from holdfast.errors import HoldfastError, LocationBusyError
+from holdfast.home import LAUNCH
 from holdfast.launch import procs
 from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, ask, read_launch
 from holdfast.launch.runs import RunPlace
@@ -124,10 +125,21 @@ def resume(run: RunPlace, timeout_s: float = 30.0) -> Answer | Launch:
         raise LocationBusyError(f"{run.location} is running, without a launcher of holdfast")
     if last is None:
         raise NotLiveError(f"{run.location} was not started with holdfast run: start its own command again")
+    _check_trust(run.home)
     if run.state() == "complete":
         rows = goodput(run.journal()).rows
         return Answer("complete", rows[-1].last_step if rows else None, changed=False)
     return last
+
+
+def _check_trust(home: str) -> None:
+    """What ``launch.json`` says is going to be run: only its owner may have written it."""
+    stat = os.stat(os.path.join(home, LAUNCH))
+    if stat.st_uid != os.getuid() or stat.st_mode & 0o022:
+        raise HoldfastError(
+            f"{os.path.join(home, LAUNCH)} belongs to another user or can be written by one: its command is not run. "
+            f"Start the run with holdfast run"
+        )
 
 
 def detach(run: RunPlace, timeout_s: float = 30.0) -> int:

@@ -28,6 +28,8 @@ class Ended:
     """Exit codes of the ranks that did not leave with 0, where torchrun told."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """What the journal says of it."""
+    process: str = "the script"
+    """What the launcher started, for people: the script, or torchrun."""
 
     @property
     def codes(self) -> dict[int, int]:
@@ -80,14 +82,14 @@ def what_happened(ended: Ended, jit_code: int) -> str:
     killed = {rank: -code for rank, code in ended.codes.items() if code < 0 and code != -signal.SIGTERM}
     if killed:
         rank, number = next(iter(killed.items()))
-        who = f"rank {rank}" if ended.ranks else "the process"
+        who = f"rank {rank}" if ended.ranks else ended.process
         return f"{who} was killed by {_name(number)}{at}"
     others = [code for code in ended.codes.values() if code not in (0, jit_code, -signal.SIGTERM)]
     if notice is not None and not others:
         return f"preempted ({notice.get('detail', 'notice')}){at}"
     if others or cause:
         rank = next((rank for rank, code in ended.codes.items() if code in others), 0)
-        who = f"rank {rank}" if ended.ranks else "the script"
+        who = f"rank {rank}" if ended.ranks else ended.process
         code = others[0] if others else ended.code
         return f"{who} failed with exit code {code}{at}" + (f" ({cause})" if cause else "")
     return f"stopped{at}"

@@ -66,7 +66,7 @@ def wait_for_training(run: RunPlace, timeout_s: float, after: int = 0) -> Attemp
             }
             if (attempt.run, attempt.number) in started:
                 return attempt
-        elif attempt is None or (not after and not run.is_live()):
+        elif attempt is None or (not after and run.live_state() is None):
             elsewhere = attempt.elsewhere() if attempt is not None else {}
             why = f"; rank {min(elsewhere)} runs {procs.where(elsewhere[min(elsewhere)])}" if elsewhere else ""
             raise NotLiveError(f"{run.location}: no rank of it is alive here{why}")

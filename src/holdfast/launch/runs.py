@@ -58,7 +58,10 @@ class RunPlace:
         return read_launch(self.home)
 
     def journal(self) -> list[dict[str, Any]]:
-        return list(read_journal(self.journal_path))
+        try:
+            return list(read_journal(self.journal_path))
+        except NotADirectoryError:
+            return []
 
     def backends(self) -> list[Backend]:
         """The location, then the fallback if the run had one or the environment names one."""
@@ -86,18 +89,21 @@ class RunPlace:
         except (OSError, ProgressFileError):
             return {}
 
-    def state(self) -> str:
-        """``running``, ``paused``, ``starting``, ``complete`` or ``stopped``."""
+    def live_state(self) -> str | None:
+        """``running``, ``paused`` or ``starting``; None: nothing of it is alive here."""
         attempt, launch = self.attempt(), self.launch()
         if attempt is not None and attempt.live():
             return "running"
         if launch is not None and launch.is_alive():
             return "paused" if launch.state == PAUSED else "starting"
+        return None
+
+    def state(self) -> str:
+        """As :meth:`live_state`, else ``complete`` or ``stopped``."""
+        if live := self.live_state():
+            return live
         ends = [event for event in self.journal() if event["event"] in ("end", "attempt")]
         return "complete" if ends and ends[-1].get("outcome") == "complete" else "stopped"
-
-    def is_live(self) -> bool:
-        return self.state() in ("running", "paused", "starting")
 
     def changed(self) -> float:
         """When something was last heard of it."""
@@ -130,7 +136,7 @@ def below(folder: str = RUNS) -> list[RunPlace]:
     except OSError:
         return []
     found = [place_of(os.path.join(folder, name)) for name in names if _is_run(os.path.join(folder, name))]
-    return sorted(found, key=lambda run: (not run.is_live(), -run.changed()))
+    return sorted(found, key=lambda run: (run.live_state() is None, -run.changed()))
 
 
 def named(text: str) -> RunPlace:

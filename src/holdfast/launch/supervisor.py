@@ -31,7 +31,6 @@ import secrets
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from types import FrameType
@@ -42,7 +41,7 @@ from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, LocationBusyError
 from holdfast.home import home_of
 from holdfast.launch import procs
-from holdfast.launch.agent import leashed
+from holdfast.launch.family import Family
 from holdfast.launch.outcome import Ended, Verdict, exit_code, judge, what_happened, what_is_saved
 from holdfast.launch.records import (
     ENDED,
@@ -65,8 +64,6 @@ _ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _LOOK_S = 0.25
 _MARGIN_S = 5.0
 """Beyond the grace period, for the way out of the processes."""
-_STRAY_S = 3.0
-"""For processes that are no ranks, such as a helper that the script left running."""
 _LONGEST_BACKOFF_S = 30.0
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _WARNINGS = {
@@ -109,7 +106,10 @@ class _Wish(enum.Enum):
 
 
 class Supervisor:
-    """Runs one script until it is done, given up, or told to end. Use it once, in the main thread."""
+    """Runs one script until it is done, given up, or told to end.
+
+    Use it once, in the main thread of a process that has no other children: all of them are ended with the run.
+    """
 
     def __init__(self, spec: LaunchSpec, screen: Screen) -> None:
         self.spec = spec
@@ -125,8 +125,11 @@ class Supervisor:
         self._journal: Journal | None = None
         self._tail: Tail | None = None
         self._attempt: Attempt | None = None
+        self._announced = (0, 0)
+        self._first_number = 0
         self._events: list[dict[str, Any]] = []
-        self._child: subprocess.Popen[bytes] | None = None
+        self._family = Family(self._wait)
+        self._started = False
         self._fresh = self.settings.resume == "never"
         self._starts = 0
         self._failures = 0
@@ -135,7 +138,6 @@ class Supervisor:
         self._request = ""
         self._interrupts = 0
         self._deadline: Deadline | None = None
-        self._told: set[tuple[int, str]] = set()
         self._signals: list[int] = []
         self._folder = ""
         self._wake = (-1, -1)
@@ -157,7 +159,7 @@ class Supervisor:
                 if code is not None:
                     return code
         finally:
-            self._kill_all()
+            self._family.kill()
             signal.set_wakeup_fd(-1)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -233,25 +235,27 @@ class Supervisor:
 
     def _try(self) -> Ended:
         """Start the script; returns when it and all that it started are gone."""
-        self._events, self._attempt, self._deadline = [], None, None
-        self._told.clear()
+        self._events, self._attempt, self._announced, self._deadline = [], None, (0, 0), None
         announced, report = os.path.join(self._folder, "announced"), os.path.join(self._folder, "report")
         for path in (announced, report):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._start(announced, report)
-        child = self._child
-        assert child is not None
-        while child.poll() is None:
+        while (code := self._family.poll()) is None:
             self._wait(_LOOK_S)
             self._look(announced)
-            if self._wish is not _Wish.NONE:
-                self._stop_workers()
-        self._clear_up()
+            if self._out_of_time():
+                self._family.kill()
+            elif self._wish is not _Wish.NONE:
+                self._family.tell_ranks()
+        ranks = self._live_ranks()
+        if ranks and self._deadline is None:  # torchrun is gone and they are not
+            self._deadline = Deadline.after(self._grace_s() + _MARGIN_S)
+        self._family.clear_up(ranks, self._out_of_time)
+        self._started = False
         self._look(announced)
-        self._child = None
-        ranks = {int(rank): int(code) for rank, code in read_json(report).items()}
-        return Ended(child.returncode, ranks, self._events)
+        codes = {int(rank): int(code) for rank, code in read_json(report).items()}
+        return Ended(code, codes, self._events, "the script" if self.spec.workers is None else "torchrun")
 
     def _start(self, announced: str, report: str) -> None:
         self._starts += 1
@@ -264,20 +268,16 @@ class Supervisor:
         if self.spec.workers is not None:
             agent = [sys.executable, "-m", "holdfast.launch.agent", report, str(wait_s), self.spec.workers, "--"]
             command = agent + command
-        output, errors = self.screen.stdio()
         self.view.state = "starting"
         self._write(RUNNING)
         self._record("launch", pid=os.getpid(), start=self._starts)
-        # A session of its own: Ctrl-C in a terminal goes to all processes of the foreground, and a script that gets
-        # it raises instead of saving.
-        self._child = subprocess.Popen(
-            leashed(os.getpid(), command),
-            env=environ,
+        self._started = True
+        self._family.start(
+            command,
+            torchrun=self.spec.workers is not None,
+            environ=environ,
             cwd=self.spec.cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            start_new_session=True,
+            stdio=self.screen.stdio(),
         )
 
     def _grace_s(self) -> float:
@@ -290,7 +290,7 @@ class Supervisor:
             select.select([self._wake[0]], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake[0], 4096)
-        procs.reap_adopted(but=self._child.pid if self._child is not None else 0)
+        procs.reap_adopted(but=self._family.pid)
         while self._signals:
             self._take(signal.Signals(self._signals.pop(0)))
 
@@ -300,7 +300,7 @@ class Supervisor:
             return
         if self._wish is not _Wish.END:
             self._wish, self._ending = _Wish.END, number
-            if self._child is not None:
+            if self._started:
                 self._begin_stop(f"{number.name}: saving, then leaving")
         if number is signal.SIGINT:
             self._interrupts += 1
@@ -319,9 +319,9 @@ class Supervisor:
         self._request = request
         if action == "pause" and self._wish is _Wish.NONE:
             self._wish = _Wish.PAUSE
-            if self._child is not None:
+            if self._started:
                 self._begin_stop("pausing: saving first")
-        elif action == "resume" and self._wish is _Wish.PAUSE and self._child is None:
+        elif action == "resume" and self._wish is _Wish.PAUSE and not self._started:
             self._wish = _Wish.NONE
 
     def _begin_stop(self, text: str) -> None:
@@ -330,71 +330,25 @@ class Supervisor:
         self.view.state = "saving"
         self.screen.say("stopping", text)
 
-    def _stop_workers(self) -> None:
-        """Tell each rank once; kill what has not left in time."""
-        assert self._child is not None
-        if self._deadline is not None and self._deadline.passed():
-            self._kill_all()
-            return
-        every = procs.table()
-        child = every.get(self._child.pid)
-        workers = [child] if child is not None and self.spec.workers is None else []
-        if self.spec.workers is not None:
-            workers = [one for one in every.values() if one.parent == self._child.pid and one.session == one.pid]
-        if not workers and not self._told and child is not None:
-            workers = [child]  # torchrun has not started them yet
-        for process in workers:
-            if (process.pid, process.started) not in self._told:
-                self._told.add((process.pid, process.started))
-                procs.send(process.pid, process.started, signal.SIGTERM)
-
-    def _clear_up(self) -> None:
-        """The script is gone: see to it that all that it started goes too. Ranks get the time to save."""
-        left = procs.descendants(os.getpid())
-        if not left:
-            return
+    def _live_ranks(self) -> set[int]:
         live = self._attempt.live() if self._attempt is not None else {}
-        ranks = {owner.pid for owner in live.values()}
-        if ranks:
-            if self._deadline is None:
-                self._deadline = Deadline.after(self._grace_s() + _MARGIN_S)
-            for process in left:
-                if process.pid in ranks and (process.pid, process.started) not in self._told:
-                    procs.send(process.pid, process.started, signal.SIGTERM)
-            self._wait_for_end(self._deadline, ranks)
-        else:
-            self._wait_for_end(Deadline.after(0.5))
-        for process in procs.descendants(os.getpid()):
-            procs.send(process.pid, process.started, signal.SIGTERM)
-        self._wait_for_end(Deadline.after(_STRAY_S))
-        self._kill_all()
+        return {owner.pid for owner in live.values()}
 
-    def _wait_for_end(self, deadline: Deadline, ranks: set[int] | None = None) -> None:
-        """Until no descendant is left, or none of those; the deadline may be drawn closer meanwhile."""
-        while not deadline.passed() and not (ranks and self._deadline is not None and self._deadline.passed()):
-            left = procs.descendants(os.getpid())
-            if not left or (ranks and not any(process.pid in ranks for process in left)):
-                return
-            self._wait(0.05)
-
-    def _kill_all(self) -> None:
-        until = Deadline.after(_STRAY_S)
-        while (left := procs.descendants(os.getpid())) and not until.passed():
-            for process in left:
-                procs.send(process.pid, process.started, signal.SIGKILL)
-            self._wait(0.05)
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and self._deadline.passed()
 
     # ------------------------------------------------------------------ what is seen of it
 
     def _look(self, announced: str) -> None:
-        if self._attempt is None:
-            with contextlib.suppress(OSError), open(announced, encoding="utf-8") as file:
-                home = file.read().strip()
-                if home:
-                    self._on_announced(home)
+        with contextlib.suppress(OSError):
+            stat = os.stat(announced)
+            if self._announced != (stat.st_ino, stat.st_mtime_ns):  # a script may have one run after the other
+                self._announced = (stat.st_ino, stat.st_mtime_ns)
+                with open(announced, encoding="utf-8") as file:
+                    self._on_announced(file.read())
         if self._tail is not None and self._attempt is not None:
             for event in self._tail.new():
-                if event.get("attempt") == self._attempt.number and event.get("rank", -1) >= 0:
+                if event.get("attempt", -1) >= self._first_number and event.get("rank", -1) >= 0:
                     self._events.append(event)
                     self._note(event)
             assert self.place is not None
@@ -407,6 +361,8 @@ class Supervisor:
         if attempt is None:
             return
         first_word = self._journal is None or self.place is None or self.place.home != home
+        if self._attempt is None or first_word:
+            self._first_number = attempt.number
         self._attempt = attempt
         self.environ["HOLDFAST_RUN_ID"] = attempt.run
         self.view.attempt, self.view.ranks = attempt.number, len(attempt.ranks)
@@ -499,7 +455,9 @@ class Supervisor:
 
     def _shown(self) -> str:
         assert self.place is not None
-        return os.path.relpath(self.place.location) if "://" not in self.place.location else self.place.location
+        location = self.place.location
+        inside = "://" not in location and os.path.commonpath([location, os.getcwd()]) == os.getcwd()
+        return os.path.relpath(location) if inside else redact_uri(location)
 
 
 def child_environ(spec: LaunchSpec) -> dict[str, str]:

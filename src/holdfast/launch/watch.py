@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -68,7 +68,6 @@ class View:
     ranks: int = 0
     updated: float | None = None
     """When the run last said something, in seconds since the epoch."""
-    notes: dict[str, Any] = field(default_factory=dict)
 
     def take_progress(self, progress: dict[str, Any]) -> None:
         """What the progress file says."""

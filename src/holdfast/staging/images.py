@@ -49,6 +49,8 @@ class Pool(Protocol):
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor as a flat view; a copy only where the tensor is not contiguous."""
+    if not tensor.numel():
+        return torch.empty(0, dtype=torch.uint8)
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

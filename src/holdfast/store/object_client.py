@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from holdfast.errors import ConfigError, MissingExtraError, StoreError, StoreUnavailableError
@@ -148,24 +148,21 @@ class Client:
         limit_s = self.timeout_s if limit_s is None else limit_s
         until = time.monotonic() + limit_s
         for last in (self._rebuild is None or not retry, True):
-            failure: BaseException
-            try:
-                return _run(lambda: make(self.store), max(0.05, until - time.monotonic()))
-            except (KeyboardInterrupt, SystemExit, StoreError):
-                raise
-            except TimeoutError:
+            result, failure = _run(lambda: make(self.store), max(0.05, until - time.monotonic()))
+            if failure is None:
+                return cast(T, result)
+            if isinstance(failure, TimeoutError):
                 raised = StoreUnavailableError(
                     f"cannot {what}{self._where}: no answer within {limit_s:g} s{self._missing_credentials()}"
                 )
                 raised.errno = errno.ETIMEDOUT
-                raise raised from None
-            except BaseException as error:
-                failure = error
+                raise raised
             if last or not _is_auth_error(failure):
                 break
             assert self._rebuild is not None
             self.store = self._rebuild()
-        # Raised out here so that the original, which may hold secrets, is not part of the traceback.
+        # Not chained to the original, which may hold secrets.
+        assert failure is not None
         raise self._translate(what, failure)
 
     def _missing_credentials(self) -> str:
@@ -286,16 +283,28 @@ def _running_loop() -> asyncio.AbstractEventLoop:
     return _loop.loop
 
 
-def _run(make: Callable[[], Awaitable[T]], limit_s: float) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(limit_s):
-            return await make()
+def _run(make: Callable[[], Awaitable[T]], limit_s: float) -> tuple[T | None, BaseException | None]:
+    """The result, or what was raised over there: a signal handler may raise over here meanwhile."""
 
+    async def bounded() -> tuple[T | None, BaseException | None]:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await make(), None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return None, error
+
+    until = time.monotonic() + limit_s + 1.0
     future = asyncio.run_coroutine_threadsafe(bounded(), _running_loop())
     try:
         return future.result(limit_s + 1.0)
+    except TimeoutError as error:
+        if time.monotonic() < until:
+            raise  # a signal handler's
+        return None, error
     except concurrent.futures.CancelledError:
-        raise TimeoutError from None
+        raise StoreUnavailableError("the interpreter is exiting") from None
     finally:
         future.cancel()
 

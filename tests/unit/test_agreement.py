@@ -1,0 +1,99 @@
+"""All ranks choose one step, on every kind of board."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.agree import Agreement, BoardLostError, Call, DirectoryBoard, LocalBoard
+from holdfast.agree.torch_board import TorchBoard
+
+
+@pytest.fixture(params=["local", "directory", "torch"])
+def boards(request, tmp_path):
+    """Makes a rank's own view of one board."""
+    if request.param == "local":
+        one = LocalBoard()
+        return lambda: one
+    if request.param == "directory":
+        return lambda: DirectoryBoard(str(tmp_path / "board"), poll_s=0.01)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    return lambda: TorchBoard(store, "test/")
+
+
+def decide(agreements, steps, silent=(), broken=()):
+    def one(rank):
+        agreements[rank].wait_for_call()
+        return agreements[rank].decide(steps[rank], broken=rank in broken)
+
+    with ThreadPoolExecutor(len(agreements)) as pool:
+        ranks = [rank for rank in range(len(agreements)) if rank not in silent]
+        decisions = [pool.submit(one, rank) for rank in ranks]
+        agreements[ranks[-1]].call(Call(agreements[ranks[-1]].round, "stop", ranks[-1]))
+        return [decision.result(20) for decision in decisions]
+
+
+def test_the_highest_step_wins_and_all_hear_the_same(boards):
+    agreements = [Agreement(boards(), rank, 4, 5.0) for rank in range(4)]
+    for steps in ([3, 4, 3, 3], [9, 9, 9, 9], [12, 11, 11, 12]):
+        decisions = decide(agreements, steps)
+        assert {decision.step for decision in decisions} == {max(steps)}
+        assert not any(decision.rescue for decision in decisions)
+
+
+def test_a_silent_rank_turns_the_decision_into_a_rescue(boards):
+    agreements = [Agreement(boards(), rank, 3, 0.3) for rank in range(3)]
+    decisions = decide(agreements, [5, 5, 5], silent={1})
+    assert all(decision.rescue and decision.silent == (1,) for decision in decisions)
+
+
+def test_a_broken_rank_turns_the_decision_into_a_rescue_at_once(boards):
+    agreements = [Agreement(boards(), rank, 2, 60.0) for rank in range(2)]
+    decisions = decide(agreements, [5, 6], broken={0})
+    assert all(decision.rescue and not decision.silent for decision in decisions)
+
+
+def test_several_callers_of_a_round_are_one_call(boards):
+    agreements = [Agreement(boards(), rank, 3, 5.0) for rank in range(3)]
+    for rank, agreement in enumerate(agreements):
+        agreement.call(Call(0, "stop", rank, detail=f"from {rank}"))
+    assert {agreement.wait_for_call().rank for agreement in agreements} == {0}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=6), st.integers(0, 1000))
+def test_no_rank_is_asked_to_stop_where_it_has_been_already(offsets, base):
+    """Ranks are at most a step apart; each posts the step it is in. The decision is none that a rank has passed."""
+    board = LocalBoard()
+    agreements = [Agreement(board, rank, len(offsets), 5.0) for rank in range(len(offsets))]
+    steps = [base + offset for offset in offsets]
+    decisions = decide(agreements, steps)
+    assert all(decision.step >= step for decision, step in zip(decisions, steps, strict=True))
+
+
+def test_a_board_whose_keeper_dies_says_so_to_who_waits():
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    board = TorchBoard(store, "test/")
+    failed = []
+
+    def wait():
+        try:
+            board.wait("never", 30.0)
+        except BoardLostError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    del store  # ends the server
+    import gc
+
+    gc.collect()
+    thread.join(10)
+    if thread.is_alive():
+        pytest.skip("this torch keeps the server alive in the process that waits")
+    assert failed

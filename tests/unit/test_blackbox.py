@@ -1,0 +1,99 @@
+"""What is left of a rank that was killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.adapters import rng
+from holdfast.adapters.blackbox import BOUNDARY, IN_FLIGHT, BlackBox, read_box
+
+
+@pytest.fixture
+def kept_random():
+    state = rng.capture()
+    yield
+    rng.restore(state)
+
+
+def draw(index: int) -> list[float]:
+    """Every generator, and every kind of spare value."""
+    numbers = [random.random(), random.gauss(0, 1), float(np.random.rand()), float(torch.rand(1))]
+    if index % 2:
+        numbers += [float(np.random.randn()), float(torch.randn(1)), random.gauss(0, 1)]
+    if index % 3:
+        numbers.append(float(torch.randn(1, dtype=torch.float64)))
+    return numbers
+
+
+def test_a_record_continues_every_random_stream_exactly(tmp_path, kept_random):
+    box = BlackBox(str(tmp_path / "box"), 0)
+    for index in range(40):
+        draw(index)
+        box.note(BOUNDARY, index, 0, 0, 0)
+        record = read_box(str(tmp_path / "box"))[2][-1]
+        expected = [draw(index) for _ in range(3)]
+        rng.restore(record.random)
+        assert [draw(index) for _ in range(3)] == expected
+
+
+def test_the_slower_public_calls_give_the_same(tmp_path, kept_random):
+    box = BlackBox(str(tmp_path / "box"), 0)
+    box._torch.view = box._python = None
+    draw(1)
+    box.note(BOUNDARY, 1, 0, 0, 0)
+    expected = draw(1)
+    rng.restore(box.records()[-1].random)
+    assert draw(1) == expected
+
+
+def test_the_last_boundary_outlives_any_number_of_moments_inside_the_next_step(tmp_path):
+    box = BlackBox(str(tmp_path / "box"), 3)
+    box.note(BOUNDARY, 7, 1, 2, 5)
+    for _ in range(10):
+        box.note(IN_FLIGHT, 8, 1, 2, 6)
+    rank, pid, records = read_box(str(tmp_path / "box"))
+    assert (rank, pid) == (3, os.getpid())
+    assert [(r.step, r.epoch, r.passes, r.delivered) for r in records if r.kind == BOUNDARY] == [(7, 1, 2, 5)]
+
+
+def test_a_process_killed_while_it_writes_leaves_a_whole_record(tmp_path):
+    path = str(tmp_path / "box")
+    for _ in range(20):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            box = BlackBox(path, 0)
+            step = 0
+            while True:
+                step += 1
+                torch.rand(3)
+                box.note(BOUNDARY, step, 0, 0, step)
+                if step == 50:
+                    os.write(writer, b"x")
+        os.read(reader, 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+        records = read_box(path)[2]
+        assert records
+        for record in records:
+            assert record.step == record.delivered >= 49
+            rng.restore({**rng.capture(), "torch": record.random["torch"]})
+
+
+def test_others_may_not_read_it(tmp_path):
+    BlackBox(str(tmp_path / "deep" / "box"), 0)
+    assert (tmp_path / "deep" / "box").stat().st_mode & 0o077 == 0
+
+
+def test_rubbish_is_no_black_box(tmp_path):
+    (tmp_path / "box").write_bytes(b"\0" * 100)
+    with pytest.raises(ValueError, match="no black box"):
+        read_box(str(tmp_path / "box"))
