@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from holdfast.agree import Agreement, BoardLostError, Call, Decision
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
-from holdfast.config import Settings
+from holdfast.config import Every, Settings
 from holdfast.errors import Preempted, StoreError
 from holdfast.notice.base import Notice, NoticeSource
 from holdfast.saving import MARGIN_S, Files, Save, Saver
@@ -82,6 +82,9 @@ class Training(Protocol):
     def size(self) -> int:
         """Bytes of a save, for estimates."""
 
+    def prepare(self) -> None:
+        """The state has its full size since the first step is done: get what periodic saves need, in the background."""
+
 
 @dataclass(slots=True)
 class _Stop:
@@ -131,6 +134,7 @@ class Engine:
         """The training thread has left its loop with an exception."""
         self._last_save_step = 0
         self._last_save_epoch = 0
+        self._unprepared = False
         self._due: threading.Timer | None = None
         self._writer: threading.Thread | None = None
 
@@ -139,6 +143,7 @@ class Engine:
     def start(self, step: int, epoch: int) -> None:
         """Listen. ``step`` and ``epoch``: where the run begins or goes on."""
         self._last_save_step, self._last_save_epoch = step, epoch
+        self._unprepared = self.saver is not None and self.settings.save_every != Every()
         self._schedule()
         threading.Thread(target=self._watch, name="holdfast-watch", daemon=True).start()
         for source in self.sources:
@@ -343,6 +348,9 @@ class Engine:
                 self._save_periodic(step)
                 continue
             break
+        if self._unprepared and step > self._last_save_step:
+            self._unprepared = False
+            self.training.prepare()
         if self._is_due(step, epoch):
             self._save_periodic(step)
         self._schedule()
@@ -362,7 +370,7 @@ class Engine:
         every = self.settings.save_every
         with self._changed:
             busy = self._round_open or self._stop is not None or self._save_at is not None
-            if busy:
+            if busy or self._unprepared:
                 self.next_stop = 0
             elif every.steps and self.saver is not None:
                 self.next_stop = self._last_save_step + every.steps

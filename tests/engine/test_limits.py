@@ -362,3 +362,49 @@ def test_goodput_knows_what_was_lost(server, tmp_path):
     assert found.steps_lost in (0, 1, 4)
     assert 0 < found.ratio < 1
     assert found.lost_restart_s > 0
+
+
+class SpotEndpoint(http.server.BaseHTTPRequestHandler):
+    """AWS's instance metadata service, as documented: a token first, then 404 until the reclaim is announced."""
+
+    announced = False
+
+    def do_PUT(self):
+        self.answer(200, b"token")
+
+    def do_GET(self):
+        if self.headers.get("X-aws-ec2-metadata-token") != "token":
+            self.answer(401, b"")
+        elif self.path.endswith("/spot/instance-action") and SpotEndpoint.announced:
+            moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
+            self.answer(200, b'{"action": "terminate", "time": "%s"}' % moment.encode())
+        else:
+            self.answer(404, b"")
+
+    def answer(self, code, body):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_spot_reclaim_announced_by_the_cloud_is_a_notice(server, tmp_path):
+    endpoint = http.server.ThreadingHTTPServer(("127.0.0.1", 0), SpotEndpoint)
+    threading.Thread(target=endpoint.serve_forever, daemon=True).start()
+    settings = {"cloud": "aws", "metadata_url": f"http://127.0.0.1:{endpoint.server_port}"}
+    spec = drill.Spec(str(tmp_path / "run"), 2, step_s=0.5, settings=settings)
+    try:
+        job = server.start(spec)
+        job.wait_for("training")
+        SpotEndpoint.announced = True
+        outcome = job.wait(40.0)
+    finally:
+        endpoint.shutdown()
+    assert outcome.codes == [143, 143], outcome.log
+    notice = next(event for event in drill.journal(spec.dir) if event["event"] == "notice")
+    assert notice["source"] == "aws"
+    assert 30 < notice["grace_s"] <= 60
+    assert_whole(spec.dir)

@@ -121,10 +121,14 @@ class Batches:
         delivered, worker_rng = self._mark
         return self._source.position(delivered, worker_rng, self._first)
 
-    def close(self) -> None:
-        """End the pass and its worker processes, persistent ones too. :meth:`position` still answers."""
+    def close(self, *, keep_persistent: bool = False) -> None:
+        """End the pass and its worker processes. :meth:`position` still answers.
+
+        ``keep_persistent``: persistent workers stay for the loader's next pass, as DataLoader itself would keep them.
+        """
         self._next = _nothing  # type: ignore[method-assign]
-        self._source.close()
+        if not (keep_persistent and getattr(self._loader, "persistent_workers", False)):
+            self._source.close()
 
     def _next(self) -> Any:
         """The first batch. From then on the attribute of this name on the instance is the source's own ``next``.

@@ -173,6 +173,10 @@ class Loop:
     def size(self) -> int:
         return self._size or sum(_bytes(model) for model in self.objects.models.values()) * 3
 
+    def prepare(self) -> None:
+        shared = self.objects.shared_images({}, {}, at_boundary=True) if self.rank == 0 else []
+        self._arena.prepare([*self.objects.own_images(), *shared])
+
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         step = self.step
         epoch, passes, active = self.place

@@ -49,7 +49,8 @@ def describe(view: View) -> list[str]:
         parts.append(f"{view.eta} left")
     if view.saved_step is not None:
         age = view.saved_age_s
-        parts.append(f"saved {view.saved_step}" + (f" {human_seconds(age)} ago" if age is not None else ""))
+        ago = "" if age is None else f" {int(age)} s ago" if age < 120 else f" {human_seconds(age)} ago"
+        parts.append(f"saved {view.saved_step}{ago}")
     if view.restarts:
         parts.append(f"{view.restarts} restart" + ("s" if view.restarts > 1 else ""))
     return parts
@@ -129,8 +130,8 @@ class LiveScreen:
             time.sleep(0.01)
         with self._lock:
             self._erase()
-            line = "" if self._at_start else "\r\n"
-            self._write(f"{line}{_styled('holdfast:', 'bold cyan')} {text}\r\n".encode(errors="replace"))
+            line = "" if self._at_start else "\n"
+            self._write(f"{line}{_styled('holdfast:', 'bold cyan')} {text}\n".encode(errors="replace"))
             self._at_start = True
             self._draw()
 

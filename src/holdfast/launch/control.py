@@ -52,7 +52,7 @@ def _wait(until: Callable[[], bool], timeout_s: float) -> bool:
 
 def _live_launch(run: RunPlace) -> Launch | None:
     launch = run.launch()
-    return launch if launch is not None and launch.is_alive() else None
+    return launch if launch is not None and launch.state != ENDED and launch.is_alive() else None
 
 
 def saved_step(run: RunPlace) -> int | None:

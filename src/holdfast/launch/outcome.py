@@ -60,8 +60,9 @@ def judge(ended: Ended, jit_code: int) -> Verdict:
     stopped = bool(ended.outcomes & {"preempted", "rescued"}) and "complete" not in ended.outcomes
     if ended.code == 0 and not stopped:
         return Verdict.DONE
-    # A rank that a signal reaches before its first step has nothing to save and still was stopped from outside.
-    all_left = all(code == jit_code for code in ended.codes.values())
+    # A rank that a signal reaches before its first step has nothing to save and still was stopped from outside. A
+    # script that leaves with that code and says nothing is not ours to believe: it could go on like that for ever.
+    all_left = bool(ended.events) and all(code == jit_code for code in ended.codes.values())
     if all_left or "preempted" in ended.outcomes or ended.commits:
         return Verdict.RESTART
     return Verdict.RETRY

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.config import settings_table
 from holdfast.errors import HoldfastError
 from holdfast.home import ATTEMPT, JOURNAL, LAUNCH, home_of
-from holdfast.launch.records import PAUSED, Attempt, Launch, read_attempt, read_launch
+from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_launch
 from holdfast.progress import ProgressFileError, read_journal, read_progress
 from holdfast.store import Backend, open_backend
 from holdfast.store.manifest import step_of
@@ -94,7 +94,7 @@ class RunPlace:
         attempt, launch = self.attempt(), self.launch()
         if attempt is not None and attempt.live():
             return "running"
-        if launch is not None and launch.is_alive():
+        if launch is not None and launch.state != ENDED and launch.is_alive():
             return "paused" if launch.state == PAUSED else "starting"
         return None
 

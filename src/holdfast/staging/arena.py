@@ -45,6 +45,7 @@ class Arena:
         self._blocks: dict[str, mmap.mmap] = {}
         self._pinned: set[str] = set()
         self._stream: torch.cuda.Stream | None = None
+        self._preparing: threading.Thread | None = None
 
     def block(self, path: str, size: int) -> memoryview:
         """Memory for a file of ``size`` bytes; the same as last time where it is large enough."""
@@ -60,15 +61,26 @@ class Arena:
         return memoryview(block)[:size]
 
     def prepare(self, images: Sequence[TensorImage | BytesImage]) -> None:
-        """Touch the memory that these images will need, so that the first save does not have to."""
-        for image in images:
-            if isinstance(image, TensorImage):
-                block = self.block(image.path, image.size)
-                for begin in range(0, image.size, mmap.PAGESIZE):
-                    block[begin] = 0
+        """Get the memory that these images will need, behind training's back: fresh pages cost more than the copy."""
+        sizes = {image.path: image.size for image in images if isinstance(image, TensorImage)}
+        on_device = {
+            image.path for image in images if isinstance(image, TensorImage) and any(t.is_cuda for t in image.tensors)
+        }
+
+        def touch() -> None:
+            for path, size in sizes.items():
+                torch.frombuffer(self.block(path, size), dtype=torch.uint8)[:: mmap.PAGESIZE].zero_()
+                if path in on_device:
+                    self._pin(path)
+
+        self._preparing = threading.Thread(target=touch, name="holdfast-memory", daemon=True)
+        self._preparing.start()
 
     def stage(self, images: Sequence[TensorImage | BytesImage]) -> list[StagedImage | BytesImage]:
         """Copy. On return CPU tensors may change again; CUDA tensors too, for work queued after this call."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
         staged: list[StagedImage | BytesImage] = []
         ready: torch.cuda.Event | None = None
         if any(tensor.is_cuda for image in images if isinstance(image, TensorImage) for tensor in image.tensors):
