@@ -181,8 +181,7 @@ class Engine:
             kill_wait_s=kill_wait_s,
             step=self.training.last_boundary(),
         )
-        waited = self.clock.monotonic() - notice.at
-        self._call("stop", notice.source, notice.detail, max(0.0, kill_wait_s - waited), max(0.0, grace_s - waited))
+        self._call_stop()
 
     def _begin_stop(self, source: str, detail: str, at: float, grace_s: float, kill_wait_s: float) -> None:
         self._stop = _Stop(source, detail, at, Deadline(at + grace_s, self.clock), kill_wait_s)
@@ -195,6 +194,12 @@ class Engine:
         if self.saver is None:
             return MARGIN_S
         return self.saver.expected_s(self.saver.backends[0], self.training.size()) + 2 * MARGIN_S
+
+    def _call_stop(self) -> None:
+        stop = self._stop
+        assert stop is not None
+        waited = self.clock.monotonic() - stop.began
+        self._call("stop", stop.source, stop.detail, max(0.0, stop.kill_wait_s - waited), stop.deadline.remaining_s())
 
     def _call(self, kind: str, source: str, detail: str, kill_wait_s: float, grace_s: float) -> None:
         call = Call(self.agreement.round, kind, self.agreement.rank, source, detail, kill_wait_s, grace_s)  # type: ignore[arg-type]
@@ -211,6 +216,9 @@ class Engine:
                 self._take_part(call)
                 if call.kind == "stop":
                     return
+                if self._stop is not None:
+                    # This rank's own call to stop came while the round was taken by a call to save: call again.
+                    self._call_stop()
         except BoardLostError:
             if not self._left:
                 self._on_board_lost()
@@ -310,12 +318,10 @@ class Engine:
         assert self._stop is not None
         while not self._stop.deadline.passed(reserve_s=MARGIN_S / 3):
             time.sleep(min(0.5, max(0.01, self._stop.deadline.remaining_s(reserve_s=MARGIN_S / 3))))
-            if self.state in (State.FINISHING, State.LEFT):
-                if self.state is State.FINISHING:
-                    return
-                # Saved. The way out may still hang in a library's clean-up.
-                if self._stop.deadline.passed(reserve_s=2 * MARGIN_S):
-                    break
+            if self.state is State.FINISHING or (self.state is State.LEFT and self._stop.source == "crash"):
+                return  # nobody will kill this process: what it does now is the user's own
+            if self.state is State.LEFT and self._stop.deadline.passed(reserve_s=2 * MARGIN_S):
+                break  # saved, but the way out hangs in a library's clean-up
         if self.state is not State.LEFT:
             log.error("out of time at the deadline: leaving with what is committed")
             self.journal.record("end", step=self.training.last_boundary(), outcome="failed", error="out of time")
@@ -325,29 +331,21 @@ class Engine:
 
     def at_boundary(self, step: int, *, epoch: int | None = None) -> None:
         """The slow path of a boundary: something wants attention. ``epoch``: epochs completed, at the end of one."""
-        while True:
-            with self._changed:
-                while self._round_open:
-                    # A round is being decided: to run ahead now could pass the step that is decided.
-                    self._changed.wait(0.5)
-                if self.state is State.SAVING:
-                    self._changed.wait()  # another thread saves the state as it stands; it must not change any more
-                decision = self._decision
-                stopping = self.state is State.STOPPING and decision is not None
-                save_now = self._save_at is not None and step >= self._save_at
-                if not stopping and not save_now and self._stop is None:
-                    break
-            if stopping:
-                assert decision is not None
-                if decision.rescue or step >= decision.step:
-                    self._save_and_leave("rescue" if decision.rescue else "jit", at_boundary=True)
-                    raise Preempted(self.settings.exit_code, step, self._stop.detail if self._stop else "")
-                break
-            if save_now:
-                self._save_at = None
-                self._save_periodic(step)
-                continue
-            break
+        with self._changed:
+            while self._round_open:
+                # A round is being decided: to run ahead now could pass the step that is decided.
+                self._changed.wait(0.5)
+            while self.state is State.SAVING:
+                # Another thread saves the state as it stands, and then ends the process.
+                self._changed.wait()
+            decision = self._decision
+            save_now = self._save_at is not None and step >= self._save_at
+        if decision is not None and (decision.rescue or step >= decision.step):
+            self._save_and_leave("rescue" if decision.rescue else "jit", at_boundary=True)
+            raise Preempted(self.settings.exit_code, step, self._stop.detail if self._stop else "")
+        if save_now:
+            self._save_at = None
+            self._save_periodic(step)
         if self._unprepared and step > self._last_save_step:
             self._unprepared = False
             self.training.prepare()
@@ -356,7 +354,8 @@ class Engine:
         self._schedule()
 
     def _is_due(self, step: int, epoch: int | None) -> bool:
-        if self.saver is None or self._stop is not None or step <= self._last_save_step:
+        # A notice alone changes nothing here: the ranks hear of it at different moments, and a save needs all of them.
+        if self.saver is None or step <= self._last_save_step:
             return False
         every = self.settings.save_every
         if every.steps:
@@ -504,7 +503,7 @@ class Engine:
             self._changed.notify_all()
         self.journal.record("rescue", step=self.training.last_boundary(), cause=cause)
         if self.agreement.world > 1 and not self.board_lost:
-            self._call("stop", "crash", cause, 0.0, self._stop.deadline.remaining_s())
+            self._call_stop()
         if not self.training.freeze(wait_s=0.0):
             log.error("the crash came inside an optimizer step: its state is not saved")
             self.wait_for_writer(self._stop.deadline.earlier(MARGIN_S))

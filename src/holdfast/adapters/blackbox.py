@@ -15,6 +15,7 @@ where the proof fails the public calls are used, which are slower.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -223,12 +224,14 @@ class BlackBox:
     def records(self) -> list[Record]:
         return _decode(self._view)
 
-    def close(self, *, remove: bool) -> None:
-        if remove and self.path is not None:
-            try:
-                os.unlink(self.path)
-            except FileNotFoundError:
-                pass
+    def remove(self) -> None:
+        """The run does not need it any more."""
+        if self.path is not None:
+            for path in (self.path, f"{self.path}.position"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            with contextlib.suppress(OSError):  # other ranks' boxes are still there
+                os.rmdir(os.path.dirname(self.path))
 
 
 def read_box(path: str) -> tuple[int, int, list[Record]]:

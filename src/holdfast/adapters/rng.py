@@ -30,7 +30,7 @@ def capture() -> dict[str, Any]:
                 "has_gauss": int(legacy["has_gauss"]),
                 "gauss": float(legacy["gauss"]),
             }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

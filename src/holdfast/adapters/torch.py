@@ -121,7 +121,7 @@ class Run:
             self._random = None
             self._loop.boundary(epochs_done=epoch + 1)
             for batches in active.values():
-                batches.close()
+                batches.close(keep_persistent=True)
 
     def batches(self, loader: Any, name: str = "train") -> Iterator[Any]:
         """The batches of a pass over ``loader`` that are left. Loaders that are used side by side need names."""
@@ -179,7 +179,7 @@ class Run:
         if metrics:
             self._metrics.update(metrics)
         loop.complete_step()
-        if not self._iterating:
+        if not self._iterating and self._session is not None:
             loop.boundary()
 
     @contextlib.contextmanager
@@ -306,9 +306,9 @@ class Run:
             elif not isinstance(error, Preempted):
                 self._engine.crashed(error)
         finally:
-            self._close(clean=error is None)
+            self._close()
 
-    def _close(self, *, clean: bool) -> None:
+    def _close(self) -> None:
         assert self._engine is not None
         assert self._session is not None
         self._engine.close()
@@ -320,8 +320,9 @@ class Run:
         for backend in self._session.backends:
             backend.close()
         self._session.journal.close()
-        if clean:
-            self._loop.box.close(remove=True)
+        saver = self._loop.saver
+        if saver is None or (saver.committed is not None and saver.committed.step >= self._loop.step):
+            self._loop.box.remove()
 
     # ------------------------------------------------------------------ progress
 

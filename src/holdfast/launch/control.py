@@ -23,6 +23,7 @@ LOG = "output.log"
 """In the home folder: what a run that was started in the background prints."""
 
 _LOOK_S = 0.1
+_BEHIND_S = 2.0
 
 
 class NotLiveError(HoldfastError, LookupError):
@@ -50,9 +51,19 @@ def _wait(until: Callable[[], bool], timeout_s: float) -> bool:
     return True
 
 
-def _live_launch(run: RunPlace) -> Launch | None:
-    launch = run.launch()
-    return launch if launch is not None and launch.state != ENDED and launch.is_alive() else None
+def live_launch(run: RunPlace) -> Launch | None:
+    """The launcher of the run, if it is alive."""
+
+    def look() -> Launch | None:
+        launch = run.launch()
+        return launch if launch is not None and launch.state != ENDED and launch.is_alive() else None
+
+    attempt = run.attempt()
+    live = attempt.live().values() if attempt is not None else ()
+    # A rank that a launcher has started says where it is a moment before the launcher does.
+    if look() is None and any(procs.has_variable(owner.pid, "HOLDFAST_ANNOUNCE") for owner in live):
+        _wait(lambda: look() is not None, _BEHIND_S)
+    return look()
 
 
 def saved_step(run: RunPlace) -> int | None:
@@ -62,7 +73,7 @@ def saved_step(run: RunPlace) -> int | None:
 
 def pause(run: RunPlace, timeout_s: float | None) -> Answer:
     """Returns once the run has saved and all its ranks have left; raises TimeoutError if that takes longer."""
-    launch, attempt = _live_launch(run), run.attempt()
+    launch, attempt = live_launch(run), run.attempt()
     grace_s = attempt.grace_s if attempt is not None else 30.0
     timeout_s = grace_s + 30.0 if timeout_s is None else timeout_s
     if launch is None:
@@ -105,7 +116,7 @@ def resume(run: RunPlace, timeout_s: float = 30.0) -> Answer | Launch:
 
     Ranks of a launcher that was killed get the time to save first.
     """
-    launch = _live_launch(run)
+    launch = live_launch(run)
     if launch is not None:
         pid = launch.owner.pid
         if launch.state != PAUSED:
@@ -157,7 +168,7 @@ def detach(run: RunPlace, timeout_s: float = 30.0) -> int:
         os.close(log)
 
     def up() -> bool:
-        now = _live_launch(run)
+        now = live_launch(run)
         return child.poll() is not None or (now is not None and now.owner.pid == child.pid)
 
     if not _wait(up, timeout_s) or child.poll() is not None:

@@ -76,6 +76,15 @@ def command_of(pid: int) -> list[str]:
         return []
 
 
+def has_variable(pid: int, name: str) -> bool:
+    """Whether it was started with this environment variable; False where that cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return any(entry.startswith(name.encode() + b"=") for entry in file.read().split(b"\0"))
+    except OSError:
+        return False
+
+
 def is_here(owner: Owner) -> bool:
     """Whether the owner's process number means something to this process: same boot, same process numbers."""
     here = Owner(owner.run)

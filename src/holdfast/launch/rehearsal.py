@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.clock import Deadline
 from holdfast.errors import ConfigError
 from holdfast.launch import procs
-from holdfast.launch.control import NotLiveError, saved_step
+from holdfast.launch.control import NotLiveError, live_launch, saved_step
 from holdfast.launch.records import Attempt, box_steps
 from holdfast.launch.runs import RunPlace
 from holdfast.store.base import Owner
@@ -88,8 +88,8 @@ def choose(run: RunPlace, attempt: Attempt, ranks: Sequence[int], launcher: bool
 
 
 def _launcher(run: RunPlace, live: dict[int, Owner]) -> tuple[str, Owner]:
-    launch = run.launch()
-    if launch is not None and launch.is_alive():
+    launch = live_launch(run)
+    if launch is not None:
         return "launcher", launch.owner
     process = procs.look(min(live.values(), key=lambda owner: owner.pid).pid) if live else None
     parent = procs.look(process.parent) if process is not None else None
