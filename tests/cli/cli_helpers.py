@@ -1,76 +1,27 @@
-"""What the tests of the command line share: checkpoints without torch, and processes to run and look at."""
+"""What the tests of the command line share: commands to run, processes to look at."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
+from holdfast.cli.main import app
 from holdfast.launch import procs
-from holdfast.store.local import LocalBackend
-from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name
-from holdfast.store.pipeline import ChunkPool, FileWriter
 
 HERE = Path(__file__).parent
 TRAINING = str(HERE / "tiny_training.py")
 PRETEND = str(HERE / "pretend_training.py")
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
-
-
-@dataclass
-class Bytes:
-    """A file of a checkpoint."""
-
-    path: str
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def chunks(self, pool: ChunkPool) -> Iterator[memoryview]:
-        yield memoryview(self.data)
-
-
-def make_checkpoint(
-    location: str | Path,
-    step: int,
-    *,
-    reason: str = "periodic",
-    run: str = "test",
-    attempt: int = 1,
-    complete: bool = False,
-    size: int = 5000,
-    write_s: float = 0.01,
-) -> None:
-    backend = LocalBackend(str(location))
-    name = checkpoint_name(step)
-    backend.begin(name)
-    writer = FileWriter()
-    entries: list[FileEntry] = [
-        writer.write(Bytes(path, bytes([step % 251]) * size), lambda path, size: backend.create(name, path, size))
-        for path in ("model.safetensors", "rank-00000.safetensors")
-    ]
-    writer.join()
-    manifest = Manifest(
-        step=step,
-        reason=reason,
-        epoch=step // 10,
-        world_size=1,
-        files=tuple(entries),
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        run=run,
-        attempt=attempt,
-        complete=complete,
-        timings={"before_write_s": 0.0, "write_s": write_s, "gather_s": 0.0},
-    )
-    backend.commit(name, manifest.encode())
 
 
 def environ(**changes: str) -> dict[str, str]:
@@ -80,8 +31,26 @@ def environ(**changes: str) -> dict[str, str]:
     return {**kept, "NO_COLOR": "1", **changes}
 
 
-def holdfast(*arguments: str | Path, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+@dataclass
+class Done:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def holdfast(*arguments: str | Path, cwd: Path | None = None, **changes: str) -> Done:
+    """Run a command to its end: those that look after processes in one of their own, the others in this one."""
+    if arguments[0] not in ("run", "resume"):
+        wanted = environ(**changes)
+        with contextlib.chdir(cwd or os.getcwd()):
+            result = CliRunner().invoke(
+                app, list(map(str, arguments)), env={name: wanted.get(name) for name in {*os.environ, *wanted}}
+            )
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return Done(result.exit_code, result.stdout, result.stderr)
+    done = subprocess.run(
         [*HOLDFAST, *map(str, arguments)],
         cwd=cwd,
         env=environ(**changes),
@@ -91,6 +60,7 @@ def holdfast(*arguments: str | Path, cwd: Path | None = None, **changes: str) ->
         check=False,
         stdin=subprocess.DEVNULL,
     )
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def json_of(*arguments: str | Path, code: int = 0, **options: Any) -> Any:

@@ -24,6 +24,7 @@ from cli_helpers import (
     wait_for,
 )
 
+from holdfast.launch.outcome import Ended, Verdict, judge
 from holdfast.launch.records import read_launch
 from holdfast.store.checkpoints import whole
 from holdfast.store.local import LocalBackend
@@ -158,7 +159,7 @@ def test_pause_without_a_launcher_stops_the_process_and_says_so(tmp_path: Path) 
     wait_for(lambda: training(location))
     done = holdfast("pause", location)
     assert done.returncode == 0
-    assert "start its command again" in done.stderr
+    assert "start its command again" in done.stdout
     assert script.wait(10) == 143
     assert holdfast("pause", location).returncode == 3
     assert holdfast("resume", location).returncode == 3
@@ -225,6 +226,28 @@ def test_fresh_sets_the_old_checkpoints_aside_once(tmp_path: Path) -> None:
     assert launcher.wait(30) == 0
     anew = [event for event in events(location, "attempt") if event["run"] != "pretend"]
     assert [event["resumed_from"] for event in anew] == [None, preempted["committed_step"]]
+
+
+@pytest.mark.parametrize(
+    ("code", "ranks", "said", "verdict"),
+    [
+        (0, {}, [], Verdict.DONE),
+        (0, {}, [("end", "complete")], Verdict.DONE),
+        (0, {}, [("end", "preempted")], Verdict.RESTART),  # HOLDFAST_EXIT_CODE=0
+        (143, {}, [("notice", None)], Verdict.RESTART),  # before the first step: nothing to save
+        (143, {0: 143, 1: 143}, [("commit", None), ("end", "preempted")], Verdict.RESTART),
+        (1, {0: 1, 1: -9}, [("commit", None)], Verdict.RESTART),
+        (1, {0: 1, 1: -9}, [("end", "rescued")], Verdict.RETRY),  # no further than before
+        (1, {}, [], Verdict.RETRY),
+        (143, {}, [], Verdict.RETRY),  # not a word about a notice
+        (-11, {}, [], Verdict.RETRY),
+    ],
+)
+def test_what_follows_from_the_end_of_an_attempt(
+    code: int, ranks: dict[int, int], said: list[tuple[str, str | None]], verdict: Verdict
+) -> None:
+    told = [{"event": event, "outcome": outcome, "step": 5, "t": 1.0} for event, outcome in said]
+    assert judge(Ended(code, ranks, told), jit_code=143) is verdict
 
 
 def test_json_is_one_event_a_line_and_the_scripts_output_goes_to_stderr(tmp_path: Path) -> None:

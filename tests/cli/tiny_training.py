@@ -1,4 +1,4 @@
-"""A small real training for the tests of the launcher: DDP on the CPU, dropout, batch norm, shuffled data.
+"""A small real training for the tests of the launcher: DDP on the CPU, dropout, shuffled data.
 
 ``tiny_training.py DIR [DELAY]``; the last line of rank 0 is ``DONE <steps> <hash of the parameters>``.
 """
@@ -20,7 +20,7 @@ if distributed:
     torch.distributed.init_process_group("gloo")
 rank = int(os.environ.get("RANK", "0"))
 model = torch.nn.Sequential(
-    torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 2)
+    torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 2)
 )
 trained = torch.nn.parallel.DistributedDataParallel(model) if distributed else model
 torch.manual_seed(100 + rank)

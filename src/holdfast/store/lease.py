@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.errors import LocationBusyError, StoreError
+from holdfast.errors import LocationBusyError, StoreError, StoreUnavailableError
 from holdfast.store.base import Owner
 from holdfast.store.object_client import AlreadyThereError, ChangedError, Client, NotThereError, version_of
 
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 ROUNDING_S = 2.0
 """Object stores count in whole seconds: two such times tell an age with this error at most."""
+
+_TRIES = 8
 
 POLL_S = 0.5
 """How often the holder's lease is looked at while waiting for it."""
@@ -47,6 +49,7 @@ class _Seen:
     version: dict[str, str]
     modified: datetime
     token: str
+    renewals: int
     lease_s: float
     released: bool
     owner: Owner | None
@@ -93,7 +96,11 @@ class Lease:
 
     def _take(self, owner: Owner, until: float, takeover: bool) -> None:
         measured: tuple[dict[str, str], float] | None = None  # a version, and when by our clock it was renewed
+        tries = 0
         while True:
+            tries += 1
+            if tries > _TRIES and time.monotonic() >= until:
+                raise StoreUnavailableError(f"the lease of {self._client.uri} changes each time it is to be taken")
             seen = self._look()
             if seen is None:
                 if self._write("create"):
@@ -124,14 +131,15 @@ class Lease:
             data, meta = self._client.get(f"read the lease of {self._client.uri}", self._key)
         except NotThereError:
             return None
-        token, lease_s, released, owner = "", self._lease_s, False, None
+        token, renewals, lease_s, released, owner = "", 0, self._lease_s, False, None
         try:
             body = json.loads(data)
-            token, lease_s, released = str(body["token"]), float(body["lease_s"]), bool(body["released"])
+            token, renewals = str(body["token"]), int(body["renewals"])
+            lease_s, released = float(body["lease_s"]), bool(body["released"])
             owner = Owner.from_dict(body["owner"])
         except (ValueError, KeyError, TypeError):
             log.warning("the lease of %s cannot be read; it counts until it expires", self._client.uri)
-        return _Seen(version_of(meta), meta["last_modified"], token, lease_s, released, owner)
+        return _Seen(version_of(meta), meta["last_modified"], token, renewals, lease_s, released, owner)
 
     def _age_s(self, seen: _Seen) -> float:
         """How long ago the lease was renewed, by the store's own clock."""
@@ -166,10 +174,13 @@ class Lease:
                 )
                 return True
             except (AlreadyThereError, ChangedError):
-                # The answer to an earlier put may have been lost, and the store has our own lease.
+                # The answer to a put may have been lost, this one's or an earlier one's: then the lease is our own.
                 seen = self._look()
                 if seen is None:
                     mode = "create"
+                elif seen.token == self._token and seen.renewals == self._renewals:
+                    self._version = seen.version
+                    return True
                 elif seen.token == self._token:
                     mode = seen.version
                 else:

@@ -1,0 +1,59 @@
+# make demo    a training that is preempted, killed and paused, and ends with the same bits
+# make test    all tests (PYTEST_ARGS: more options for pytest)
+# make lint    ruff, mypy, import-linter
+# make soak    random interruptions of real jobs for MINUTES
+# make bench   the numbers, against their targets (BENCH_ARGS, such as --quick)
+# make docs    docs/settings.md from the table of settings
+# make clean   remove what the other targets left, except .venv
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+MINUTES ?= 10
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint soak bench docs clean
+.DEFAULT_GOAL := test
+
+# A torch that this machine has already is used, whatever its version: it may be the one that fits its accelerator.
+# Otherwise torch comes first, so that nothing else decides which build of it is taken.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("holdfast needs Python 3.11 or newer; name one: make PYTHON=…" \
+	    if sys.version_info < (3, 11) else 0)'
+	@test -x $(RUN) || if $(PYTHON) -c 'import torch' 2>/dev/null; \
+	    then $(PYTHON) -m venv --system-site-packages $(VENV); else $(PYTHON) -m venv $(VENV); fi
+	@$(RUN) -m pip --version >/dev/null 2>&1 || $(RUN) -m ensurepip
+	@$(RUN) -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(RUN) -m pip install --quiet '$(TORCH)'; }
+	@echo "installing holdfast and its tools into $(VENV)"
+	@$(RUN) -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(RUN) examples/demo/demo.py
+
+test: $(READY)
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(RUN) -m ruff check
+	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+soak: $(READY)
+	$(RUN) tests/soak.py --minutes $(MINUTES)
+
+bench: $(READY)
+	$(RUN) benchmarks/run.py $(BENCH_ARGS)
+
+docs: $(READY)
+	$(RUN) docs/generate.py
+
+clean:
+	rm -rf build dist demo-out holdfast-runs holdfast-bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .import_linter_cache
+	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
