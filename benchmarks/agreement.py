@@ -6,6 +6,7 @@ share the threads; all of them share this machine's cores, which a real job's ra
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
@@ -13,7 +14,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from bench import Bench, Row, seconds
+from bench import Bench, Row, job_store, seconds
 
 RANKS = (8, 64, 256, 1024)
 PROCESSES = 4
@@ -21,9 +22,10 @@ LIMIT_S = 1.0
 
 
 def measure(bench: Bench) -> list[Row]:
-    import torch.distributed as dist
-
-    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    # torch asks for the name of whoever connects, for its log. Thousands of such questions can take a name server
+    # minutes; told to make no attempt, the resolver does not ask.
+    os.environ["RES_OPTIONS"] = "attempts:0"
+    server = job_store()
     found = {world: _rounds(server.port, world, bench.rounds(5, 3)) for world in RANKS}
     first, largest = RANKS[0], RANKS[-1]
     last = statistics.median(found[largest])

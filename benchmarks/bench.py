@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -98,10 +97,17 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / 2
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def job_store() -> Any:
+    """The key-value store of a job, kept outside of its ranks, as a launcher does."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+def place_in_job(rank: int, world: int, port: int) -> dict[str, str]:
+    """The environment of a rank of the job whose store listens on ``port``."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {**place, "LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 # ---------------------------------------------------------------------- the disk, without anything in between
@@ -171,10 +177,10 @@ def forget(path: str) -> None:
 
 
 def transformer(size: int, frozen: float = 0.0) -> tuple[Any, Any]:
-    """A transformer and its Adam, together about ``size`` bytes in fp32; of these the share ``frozen`` never changes."""
+    """A transformer and its Adam: about ``size`` bytes in fp32, of which the share ``frozen`` never changes."""
     import torch
 
-    width = 1024 if size >= 256 << 20 else 256
+    width = 1024 if size * (1 - frozen) >= 128 << 20 else 256
 
     class Block(torch.nn.Module):
         def __init__(self) -> None:

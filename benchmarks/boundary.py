@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from bench import Bench, Row, free_port, spread
+from bench import Bench, Row, job_store, place_in_job, spread
 
 LIMIT_US = 2.0
 ITERATIONS = 20_000
@@ -22,12 +22,10 @@ ITERATIONS = 20_000
 def measure(bench: Bench) -> list[Row]:
     rows = []
     for world in (1, 2):
+        store = job_store()
         with ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool:
-            port = free_port()
-            ranks = [
-                pool.submit(_boundaries, bench.path(f"world-{world}"), rank, world, port, bench.rounds(15, 7))
-                for rank in range(world)
-            ]
+            folder, blocks = bench.path(f"world-{world}"), bench.rounds(15, 7)
+            ranks = [pool.submit(_boundaries, folder, rank, world, store.port, blocks) for rank in range(world)]
             costs = [rank.result() for rank in ranks]
         cost = max(statistics.median(of_rank) for of_rank in costs)
         rows.append(
@@ -73,7 +71,7 @@ def _join(rank: int, world: int, port: int) -> None:
     if world > 1:
         import torch.distributed
 
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(place_in_job(rank, world, port))
         torch.distributed.init_process_group("gloo")
 
 

@@ -24,6 +24,7 @@ BENCHMARKS = ("boundary", "stall", "durable", "notice", "agreement", "incrementa
 
 def main() -> int:
     options = parse(sys.argv[1:])
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     rows: dict[str, list[Row]] = {}
     with working_folder(options.folder) as folder:
         facts = machine(folder)

@@ -217,12 +217,12 @@ class Data:
 
 
 def digest_of(model, optimizer, counters) -> str:
-    """All bits of the end state that every rank shares."""
+    """All bits of this rank's end state."""
     import torch
     from torch.distributed.tensor import DTensor
 
     hashed = hashlib.sha256()
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    parameters = {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
     states = [(i, n, t) for i, s in enumerate(optimizer.state.values()) for n, t in s.items()]
     for name, value in sorted(parameters.items()) + [(f"{i}.{n}", t) for i, n, t in states]:
         full = value.full_tensor() if isinstance(value, DTensor) else value

@@ -109,13 +109,13 @@ def main() -> None:
             sampler.set_epoch(epoch)
             for images, labels in run.batches(loader):
                 loss = cross_entropy(model(images), labels)
+                if rank == 0:  # before the step is complete: a rank that is killed leaves no gap
+                    losses.write(f"{run.steps + 1} {loss.item().hex()} {time.time():.3f}\n")
                 loss.backward()
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
                 run.step(loss=loss)
-                if rank == 0:
-                    losses.write(f"{run.steps} {loss.item().hex()} {time.time():.3f}\n")
 
     if rank == 0:
         images, labels = draw(1000, seed=3)

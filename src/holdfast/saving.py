@@ -66,6 +66,8 @@ class Files:
     """What one rank writes for all."""
     of: Callable[[int], Sequence[Image] | None] = lambda rank: None
     """Another rank's part, from what it left on this machine; None if that is not enough."""
+    inexact: Sequence[str] = ()
+    """What of it is not exact, in words; complete once ``shared`` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +249,7 @@ class Saver:
             created=datetime.fromtimestamp(self.clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             run=self.run,
             attempt=self.attempt,
-            inexact=tuple(inexact),
+            inexact=(*files.inexact, *inexact),
             timings={
                 "before_write_s": round(began - save.began, 4),
                 "write_s": round(written - began, 4),

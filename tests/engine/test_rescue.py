@@ -61,10 +61,11 @@ def test_two_of_three_ranks_are_killed_and_the_last_one_saves(server, tmp_path):
     assert resumed.digest == uninterrupted(server, spec).digest
 
 
-def test_running_statistics_are_saved_as_they_were_at_the_boundary(server, tmp_path):
-    faults = [{"rank": 1, "step": 9, "phase": "backward", "action": "KILL"}]
-    spec = drill.Spec(str(tmp_path / "run"), batchnorm=True, faults=faults)
-    check(server, spec, 1, 9)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_running_statistics_are_those_of_rank_0_at_the_boundary_whoever_is_killed(server, tmp_path, phase, rank):
+    faults = [{"rank": rank, "step": 9, "phase": phase, "action": "KILL"}]
+    check(server, drill.Spec(str(tmp_path / "run"), batchnorm=True, faults=faults), rank, 9)
 
 
 def test_gradient_accumulation_with_a_kill_between_micro_batches(server, tmp_path):

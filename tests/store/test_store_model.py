@@ -111,7 +111,7 @@ class WrappedMachine(LocalMachine):
 
 
 def test_local_folders_survive_any_history() -> None:
-    run_state_machine_as_test(LocalMachine, settings=settings(SETTINGS, max_examples=60))
+    run_state_machine_as_test(LocalMachine, settings=settings(SETTINGS, max_examples=50))
 
 
 def test_a_wrapped_backend_survives_any_history() -> None:
@@ -119,7 +119,7 @@ def test_a_wrapped_backend_survives_any_history() -> None:
 
 
 def test_object_storage_survives_any_history() -> None:
-    run_state_machine_as_test(ObjectMachine, settings=settings(SETTINGS, max_examples=25, stateful_step_count=15))
+    run_state_machine_as_test(ObjectMachine, settings=settings(SETTINGS, max_examples=20, stateful_step_count=15))
 
 
 def test_a_real_s3_server_survives_any_history(s3_uri: str) -> None:

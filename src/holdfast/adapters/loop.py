@@ -5,6 +5,7 @@ The hot path is :meth:`Loop.boundary`: one record in the black box and one compa
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from typing import Any
@@ -13,12 +14,14 @@ import torch
 
 from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BOUNDARY, IN_FLIGHT, BlackBox, Record, read_box
+from holdfast.adapters.buffers import KeptBuffers, read_kept
 from holdfast.adapters.data import Batches
 from holdfast.adapters.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
 from holdfast.engine import Engine
 from holdfast.saving import Adopted, Files, Saver
 from holdfast.staging.arena import Arena
 from holdfast.staging.images import TensorImage
+from holdfast.staging.threads import for_each
 from holdfast.store.pipeline import digest_of
 
 
@@ -43,8 +46,7 @@ class Loop:
         self._arena = Arena()
         self._rescue = rescue
         self._size = 0
-        self._buffers: list[torch.Tensor] = []
-        self._kept: list[torch.Tensor] = []
+        self._buffers: KeptBuffers | None = None
         self._versions: dict[int, int] = {}
         self._hooks: list[Any] = []
 
@@ -80,8 +82,8 @@ class Loop:
         for batches in active.values():
             delivered = batches.delivered
         self.box.note(BOUNDARY, step, epoch, passes, delivered)
-        if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
+        if self._buffers is not None:
+            self._buffers.keep(step)
         if self.objects.tracked:
             self.objects.note_boundary()
         engine = self.engine
@@ -107,6 +109,8 @@ class Loop:
         for batches in active.values():
             delivered = batches.delivered
         self.box.note(IN_FLIGHT, self.step + 1, epoch, passes, delivered)
+        if self._buffers is not None and self.rank == 0:
+            self._buffers.keep(self.step + 1)
 
     def open_pass(self, name: str, batches: Batches) -> None:
         """A pass over a loader begins, or goes on. This is a boundary too: making the iterator drew random numbers."""
@@ -144,9 +148,9 @@ class Loop:
                     seen = self._versions.setdefault(id(buffer), buffer._version)
                     if running or buffer._version != seen:
                         moving.append(buffer)
-        if len(moving) != len(self._buffers):
-            self._kept = [buffer.clone() for buffer in moving]
-            self._buffers = moving
+        if len(moving) != (len(self._buffers.tensors) if self._buffers is not None else 0):
+            self._buffers = KeptBuffers(moving, f"{self.box.path}.buffers" if self.box.path else None)
+            self._buffers.keep(self.step)
 
     # ------------------------------------------------------------------ asked by the engine, from any thread
 
@@ -190,8 +194,7 @@ class Loop:
             "epoch": epoch,
             "passes": passes,
         }
-        kept = () if at_boundary else zip(self._buffers, self._kept, strict=True)
-        buffers = {id(buffer): copy for buffer, copy in kept}
+        inexact: list[str] = []
 
         def own() -> list[Any]:
             return [*self.objects.own_images(), tree_image(rank_file(self.rank), tree)]
@@ -199,34 +202,66 @@ class Loop:
         def shared() -> list[Any]:
             orders = {name: ddp.order for name, ddp in self.objects.gradient_orders.items()}
             run = {"step": step, "epoch": epoch, "passes": passes, "gradient_orders": orders}
+            buffers = self._buffers_at(step, at_boundary, inexact)
             images = self.objects.shared_images(run, buffers, at_boundary=at_boundary)
             self._size = total_bytes(images)
-            return [self._adopted(image) for image in images]
+            return self._with_adopted(images)
 
         if live:
-            return Files(own=own, shared=shared, of=lambda rank: self._part_of(rank, step))
+            return Files(own=own, shared=shared, of=lambda rank: self._part_of(rank, step), inexact=inexact)
         own_staged = self._stage(own())
         shared_staged = self._stage(shared()) if self.rank == 0 else []
         return Files(own=lambda: own_staged, shared=lambda: shared_staged)
+
+    def _buffers_at(self, step: int, at_boundary: bool, inexact: list[str]) -> dict[int, torch.Tensor]:
+        """By id, what to save instead of live buffers: their values at the boundary, and rank 0's where it is dead."""
+        if self._buffers is None:
+            return {}
+        values = None if at_boundary else self._buffers.at(step)
+        if self.rank != 0:
+            of_leader = read_kept(f"{self._box_of(0)}.buffers", self._buffers.tensors, step)
+            values = of_leader or values
+            if of_leader is None:
+                inexact.append(f"running statistics are those of rank {self.rank} instead of rank 0")
+        return {id(live): value for live, value in zip(self._buffers.tensors, values or (), strict=False)}
+
+    def _box_of(self, rank: int) -> str:
+        assert self.box.path is not None
+        return os.path.join(os.path.dirname(self.box.path), f"rank-{rank}")
+
+    def remove_traces(self) -> None:
+        """What was kept for survivors is not needed any more."""
+        if self._buffers is not None:
+            self._buffers.remove()
+        self.box.remove()
 
     def _stage(self, images: list[Any]) -> list[Any]:
         copied = iter(self._arena.stage([image for image in images if not isinstance(image, Adopted)]))
         return [image if isinstance(image, Adopted) else next(copied) for image in images]
 
-    def _adopted(self, image: Any) -> Any:
-        """A file that the last committed checkpoint holds already is not copied and not written again."""
+    def _with_adopted(self, images: list[Any]) -> list[Any]:
+        """A file that the last committed checkpoint holds already is not copied and not written again.
+
+        That is known by its checksum alone: what torch counts as a tensor's version does not see changes by ``.data``.
+        """
         committed = self.saver.committed if self.saver is not None else None
-        if committed is None or image.volatile:
-            return image
-        for entry in committed.files:
-            if entry.path == image.path and entry.size == image.size and entry.checksum == digest_of(image):
-                return Adopted(image.path, image.size, entry, committed.name)
-        return image
+        if committed is None:
+            return images
+        entries = {(entry.path, entry.size): entry for entry in committed.files}
+        adopted: dict[str, Adopted] = {}
+
+        def compare(image: Any) -> None:
+            entry = entries.get((image.path, image.size))
+            if entry is not None and digest_of(image.pieces()) == entry.checksum:
+                source, path = (committed.name, entry.path) if entry.ref is None else entry.ref.split("/", 1)
+                adopted[image.path] = Adopted(image.path, image.size, dataclasses.replace(entry, path=path), source)
+
+        for_each(compare, [image for image in images if not image.volatile])
+        return [adopted.get(image.path, image) for image in images]
 
     def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
         """Another rank's part, from its black box on this machine."""
-        assert self.box.path is not None
-        path = os.path.join(os.path.dirname(self.box.path), f"rank-{rank}")
+        path = self._box_of(rank)
         try:
             record = _record_of(read_box(path)[2], step)
         except (OSError, ValueError):

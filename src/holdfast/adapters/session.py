@@ -84,6 +84,12 @@ class Session:
     def box_folder(self) -> str:
         return folder(self.token)
 
+    @property
+    def progress_file(self) -> str:
+        """Where none is given: beside local checkpoints, else in the run's home folder."""
+        beside = self.home if "://" in self.location else self.location
+        return os.path.abspath(self.settings.progress_file or os.path.join(beside, "training_progress.json"))
+
 
 def open_session(settings: Settings) -> Session:
     """Meet the other ranks. Rank 0 takes the location for this run; if it cannot, all ranks raise the same error."""
@@ -185,6 +191,7 @@ def announce(session: Session) -> None:
         "token": session.token,
         "location": session.backends[0].uri,
         "fallback": session.backends[1].uri if len(session.backends) > 1 else None,
+        "progress_file": session.progress_file,
         "world": session.world,
         "ranks": {str(rank): owner.as_dict() for rank, owner in session.peers.items()},
         "kill_wait": session.settings.kill_wait,

@@ -249,7 +249,7 @@ class Run:
                 location=session.backends[0].uri,
             )
             self._say_where(checkpoint)
-            file = ProgressFile(self.settings.progress_file or _beside(session))
+            file = ProgressFile(session.progress_file)
             self._reporter = Reporter(
                 file, self._progress, signals, lambda other: session.journal.record("handler_replaced", by=other)
             )
@@ -322,7 +322,7 @@ class Run:
         self._session.journal.close()
         saver = self._loop.saver
         if saver is None or (saver.committed is not None and saver.committed.step >= self._loop.step):
-            self._loop.box.remove()
+            self._loop.remove_traces()
 
     # ------------------------------------------------------------------ progress
 
@@ -377,10 +377,3 @@ def _number(value: Any) -> float | None:
     if value is None:
         return None
     return float(value.detach() if hasattr(value, "detach") else value)
-
-
-def _beside(session: Session) -> str:
-    """The progress file's place where none is given: beside local checkpoints, else in the run's home folder."""
-    if "://" in session.location:
-        return os.path.join(session.home, "training_progress.json")
-    return os.path.join(session.location, "training_progress.json")

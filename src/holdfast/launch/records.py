@@ -56,6 +56,7 @@ class Attempt:
     ranks: dict[int, Owner]
     grace_s: float
     started: float
+    progress_file: str | None
 
     def live(self) -> dict[int, Owner]:
         """The ranks whose processes are there, on this machine."""
@@ -78,6 +79,7 @@ def read_attempt(home: str) -> Attempt | None:
             ranks={int(rank): Owner.from_dict(owner) for rank, owner in record["ranks"].items()},
             grace_s=float(record.get("grace_period", 30.0)),
             started=float(record.get("started", 0.0)),
+            progress_file=record.get("progress_file"),
         )
     except (KeyError, ValueError, TypeError, AttributeError):
         return None

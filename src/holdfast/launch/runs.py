@@ -74,13 +74,10 @@ class RunPlace:
 
     @property
     def progress_path(self) -> str:
-        launch = self.launch()
-        told = None
-        if launch is not None:
-            told = _first({**launch.spec.environ, **launch.spec.settings}, "progress_file")
-            told = os.path.join(launch.spec.cwd, told) if told else None
-        beside = self.home if "://" in self.location else self.location
-        return told or os.path.join(beside, _PROGRESS)
+        attempt = self.attempt()
+        if attempt is not None and attempt.progress_file:
+            return attempt.progress_file
+        return os.path.join(self.home if "://" in self.location else self.location, _PROGRESS)
 
     def progress(self) -> dict[str, Any]:
         """The progress file; empty if there is none that can be read."""

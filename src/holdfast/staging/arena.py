@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_bytes, flat_bytes
+from holdfast.staging.threads import for_each
 
 CHUNK = 8 << 20
-MAX_THREADS = 8
-"""Most threads that copy from host memory to host memory: more do not make memory faster."""
 
 
 class StagedImage:
@@ -88,7 +86,7 @@ class Arena:
                 self._stream = torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
             ready = torch.cuda.Event()
-        pieces: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+        pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         for image in images:
             if isinstance(image, BytesImage):
                 staged.append(image)
@@ -103,7 +101,7 @@ class Arena:
         if ready is not None and self._stream is not None:
             ready.record(self._stream)
             torch.cuda.current_stream().wait_stream(self._stream)
-        _copy(pieces)
+        for_each(lambda piece: copy_bytes(*piece), pieces)
         return staged
 
     @staticmethod
@@ -132,24 +130,3 @@ class Arena:
         if block is not None and path in self._pinned:
             torch.cuda.cudart().cudaHostUnregister(torch.frombuffer(block, dtype=torch.uint8).data_ptr())
             self._pinned.discard(path)
-
-
-def _copy(pieces: deque[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """With as many threads as torch has: one core alone does not use all of the memory's speed."""
-
-    def work() -> None:
-        while True:
-            try:
-                target, source = pieces.popleft()
-            except IndexError:
-                return
-            copy_bytes(target, source)
-
-    size = sum(source.numel() for _, source in pieces)
-    count = min(torch.get_num_threads(), MAX_THREADS, 1 + size // (4 * CHUNK))
-    helpers = [threading.Thread(target=work, name="holdfast-copy", daemon=True) for _ in range(count - 1)]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 _LINE = 64
+_PIECE = 16 << 20
 METADATA = "holdfast"
 """Key in a file's safetensors metadata under which holdfast keeps the JSON part of a state."""
 
@@ -116,6 +117,14 @@ class TensorImage:
                     target = torch.frombuffer(chunk, dtype=torch.uint8)
         yield chunk[:used]
 
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes in order, to be read and not kept: those in host memory are not copied."""
+        yield memoryview(self.header)
+        for tensor in self.tensors:
+            data = flat_bytes(tensor)
+            for begin in range(0, data.numel(), _PIECE):
+                yield memoryview(data[begin : begin + _PIECE].cpu().numpy())
+
 
 class BytesImage:
     """A small file whose bytes are at hand."""
@@ -126,6 +135,9 @@ class BytesImage:
         self.path = path
         self.size = len(data)
         self._data = data
+
+    def pieces(self) -> Iterator[memoryview]:
+        yield memoryview(self._data)
 
     def chunks(self, pool: Pool) -> Iterator[memoryview]:
         view = memoryview(self._data)
@@ -141,13 +153,15 @@ def parse(memory: memoryview) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     header = json.loads(bytes(memory[8 : 8 + length]))
     metadata = header.pop("__metadata__", {})
     base = 8 + length
-    whole = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) > base else torch.empty(0, dtype=torch.uint8)
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= len(memory) - base:
             raise ValueError(f"tensor {name!r} lies outside the file")
-        data = whole[base + begin : base + end] if end > begin else torch.empty(0, dtype=torch.uint8)
+        # A storage for each: a view of one for all would take all of it along wherever it is pickled.
+        data = torch.empty(0, dtype=torch.uint8)
+        if end > begin:
+            data = torch.frombuffer(memory, dtype=torch.uint8, offset=base + begin, count=end - begin)
         dtype = _DTYPES[entry["dtype"]]
         if (base + begin) % dtype.itemsize:
             data = data.clone()

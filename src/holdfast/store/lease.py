@@ -209,8 +209,8 @@ class Lease:
                         reported = True
 
     def _lose(self) -> None:
-        self.lost = True
         log.error("%s has been taken over by another run (%s)", self._client.uri, self._taken_by)
+        self.lost = True
 
     def assure(self) -> None:
         """Renew the lease, and raise if another has it now. Does nothing where none was taken."""

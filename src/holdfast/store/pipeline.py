@@ -62,13 +62,11 @@ class ChunkPool:
             self._free.put(memoryview(chunk.obj))
 
 
-def digest_of(image: Image) -> str:
-    """The checksum that a file would have, without writing it."""
-    pool = ChunkPool(1)
+def digest_of(pieces: Iterable[memoryview]) -> str:
+    """The checksum that a file of these bytes would have, without writing it."""
     digest = xxhash.xxh3_128()
-    for chunk in image.chunks(pool):
-        digest.update(chunk)
-        pool.give_back(chunk)
+    for piece in pieces:
+        digest.update(piece)
     return str(digest.hexdigest())
 
 
