@@ -162,8 +162,7 @@ class Engine:
     def on_notice(self, notice: Notice) -> None:
         """Called by a source, on its thread."""
         with self._changed:
-            if self._left or self.state is State.FINISHING:
-                log.info("%s: %s received while the run ends anyway", notice.source, notice.detail)
+            if self._left:
                 return
             if self._stop is not None:
                 left = self._stop.deadline.remaining_s()
@@ -172,6 +171,7 @@ class Engine:
                 return
             grace_s = self.settings.grace_period if notice.grace_s is None else notice.grace_s
             kill_wait_s = min(self.settings.kill_wait, max(0.0, grace_s - self._needed_s()))
+            ending = self.state is State.FINISHING
             self._begin_stop(notice.source, notice.detail, notice.at, grace_s, kill_wait_s)
         self.journal.record(
             "notice",
@@ -181,12 +181,16 @@ class Engine:
             kill_wait_s=kill_wait_s,
             step=self.training.last_boundary(),
         )
-        self._call_stop()
+        if not ending:
+            self._call_stop()
 
     def _begin_stop(self, source: str, detail: str, at: float, grace_s: float, kill_wait_s: float) -> None:
         self._stop = _Stop(source, detail, at, Deadline(at + grace_s, self.clock), kill_wait_s)
-        self.state = State.NOTICED
-        log.warning("%s received, initiating JIT checkpoint in %.1fs", detail, kill_wait_s)
+        if self.state is State.FINISHING:
+            log.warning("%s received while the run commits its end: it has %.0f s for that", detail, grace_s)
+        else:
+            self.state = State.NOTICED
+            log.warning("%s received, initiating JIT checkpoint in %.1fs", detail, kill_wait_s)
         threading.Thread(target=self._guard, name="holdfast-guard", daemon=True).start()
 
     def _needed_s(self) -> float:
@@ -229,7 +233,7 @@ class Engine:
     def _take_part(self, call: Call) -> None:
         if call.kind == "stop":
             with self._changed:
-                if self._stop is None and self.state is not State.FINISHING:
+                if self._stop is None:
                     detail = f"{call.detail} (rank {call.rank})"
                     self._begin_stop("peer", detail, self.clock.monotonic(), call.grace_s, call.kill_wait_s)
             self._pause(call.kill_wait_s)
@@ -301,7 +305,8 @@ class Engine:
         if wait_for_training_s is None:
             wait_for_training_s = max(0.0, self._stop.deadline.remaining_s(reserve_s=self._needed_s() + MARGIN_S))
         with self._changed:
-            if self._changed.wait_for(lambda: self.state in (State.SAVING, State.LEFT), wait_for_training_s):
+            ends = (State.SAVING, State.FINISHING, State.LEFT)
+            if self._changed.wait_for(lambda: self.state in ends, wait_for_training_s):
                 return
         if not self.training.freeze(wait_s=max(0.0, self._stop.deadline.remaining_s(self._needed_s()))):
             log.error("training is inside an optimizer step and does not come out of it: step not saved")
@@ -318,7 +323,7 @@ class Engine:
         assert self._stop is not None
         while not self._stop.deadline.passed(reserve_s=MARGIN_S / 3):
             time.sleep(min(0.5, max(0.01, self._stop.deadline.remaining_s(reserve_s=MARGIN_S / 3))))
-            if self.state is State.FINISHING or (self.state is State.LEFT and self._stop.source == "crash"):
+            if self.state is State.LEFT and self._stop.source == "crash":
                 return  # nobody will kill this process: what it does now is the user's own
             if self.state is State.LEFT and self._stop.deadline.passed(reserve_s=2 * MARGIN_S):
                 break  # saved, but the way out hangs in a library's clean-up

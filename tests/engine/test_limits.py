@@ -408,3 +408,16 @@ def test_a_spot_reclaim_announced_by_the_cloud_is_a_notice(server, tmp_path):
     assert notice["source"] == "aws"
     assert 30 < notice["grace_s"] <= 60
     assert_whole(spec.dir)
+
+
+def test_a_location_that_hangs_while_the_end_is_committed_does_not_outlive_the_deadline(server, tmp_path):
+    faults = [
+        {"rank": 0, "step": 72, "phase": "save", "action": "TERM"},
+        {"rank": 0, "step": 72, "phase": "save", "action": "HANG"},
+    ]
+    spec = drill.Spec(str(tmp_path / "run"), 1, save_every="30 steps", settings={"grace_period": 4.0}, faults=faults)
+    outcome = server.run(spec, 20.0)
+    assert outcome.codes == [143], outcome.log
+    assert outcome.seconds < 10
+    assert assert_whole(spec.dir).step == 60
+    assert server.run(drill.Spec(spec.dir, 1)).digest == uninterrupted(server, spec).digest
