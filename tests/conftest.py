@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import itertools
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
+
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +23,37 @@ def server():
     server = drill.Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real S3 server."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def s3_variables(s3_endpoint: str) -> dict[str, str]:
+    """What a process must find in its environment to use the S3 server."""
+    return {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": "us-east-1",
+    }
+
+
+@pytest.fixture
+def s3_env(s3_endpoint: str, s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The environment of a process that uses the S3 server; gives its endpoint."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in s3_variables.items():
+        monkeypatch.setenv(name, value)
+    return s3_endpoint
+
+
+@pytest.fixture
+def s3_uri(s3_env: str) -> str:
+    """An empty location on the S3 server."""
+    return f"s3://{BUCKET}/runs/location-{os.getpid()}-{next(_NUMBERS)}"

@@ -196,6 +196,7 @@ def show(console: Console, interruptions: list[dict[str, Any]], record: Record) 
         f"repeated {account.lost_replay_s:.1f} s, "
         f"stalls {account.lost_stall_s:.2f} s; paused {account.lost_idle_s:.1f} s",
         highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -191,11 +191,8 @@ class Saver:
     def _write_to(self, backend: Backend, save: Save, files: Files, limit: Deadline) -> Manifest:
         began = time.monotonic()
         backend.begin(save.name)
-        leads = self.rank == 0
-        if save.claimed:
-            leads = self._claim(backend, save)
-        entries: list[FileEntry] = []
-        if not leads and save.claimed and self._heir_is_near(backend, save):
+        leads = self._claim(backend, save) if save.claimed else self.rank == 0
+        if save.claimed and not leads and self._is_near(self._heir(backend, save)):
             return self._await_commit(backend, save, files, limit)  # the heir takes this rank's part from its black box
         images = [*files.own(), *(files.shared() if leads else ())]
         entries = self._put(backend, save, images, limit)
@@ -206,12 +203,22 @@ class Saver:
         return self._lead(backend, save, files, entries, limit, began)
 
     def _claim(self, backend: Backend, save: Save) -> bool:
+        """Try to become the one that leads this save."""
         claim = {"token": self.token, "rank": self.rank, "host": socket.gethostname()}
-        return backend.claim_part(save.name, _HEIR, json.dumps(claim).encode())
+        won = backend.claim_part(save.name, _HEIR, json.dumps(claim).encode())
+        # An heir that has committed takes its claim away after that: to win then means to have come too late.
+        if won and backend.read_manifest(save.name) is not None:
+            raise CheckpointExistsError(f"{save.name} was committed by another rank")
+        return won
 
-    def _heir_is_near(self, backend: Backend, save: Save) -> bool:
+    def _heir(self, backend: Backend, save: Save) -> dict[str, Any] | None:
+        """Who claimed this save; None: nobody, or it is committed already."""
         claim = backend.read_parts(save.name).get(_HEIR)
-        return claim is not None and json.loads(claim)["host"] == socket.gethostname()
+        return None if claim is None else dict(json.loads(claim))
+
+    @staticmethod
+    def _is_near(heir: dict[str, Any] | None) -> bool:
+        return heir is None or heir["host"] == socket.gethostname()
 
     def _put(self, backend: Backend, save: Save, images: Sequence[Image | Adopted], limit: Deadline) -> list[FileEntry]:
         """Write the files durably."""
@@ -328,8 +335,8 @@ class Saver:
             pause = min(pause * 1.5, 0.2)
 
     def _leader(self, backend: Backend, save: Save) -> int:
-        claim = backend.read_parts(save.name).get(_HEIR)
-        return int(json.loads(claim)["rank"]) if claim else 0
+        heir = self._heir(backend, save)
+        return int(heir["rank"]) if heir else 0
 
     def _note_commit(self, manifest: Manifest, backend: Backend, save: Save, seconds: float) -> Manifest:
         self.committed, self.committed_at = manifest, backend

@@ -9,7 +9,7 @@ from holdfast.errors import StoreError
 from holdfast.progress import Journal
 from holdfast.saving import Files, Save, Saver
 from holdfast.staging.images import BytesImage
-from holdfast.store.checkpoints import whole
+from holdfast.store.checkpoints import verify, whole
 from holdfast.store.local import LocalBackend
 
 
@@ -79,3 +79,64 @@ def test_the_same_step_is_committed_once(saver):
     saver.write(Save(step=7, reason="periodic"), files, 1)
     again = saver.write(Save(step=7, reason="jit", deadline=Deadline.after(10, saver.clock)), files, 1)
     assert again.reason == "periodic"
+
+
+class Interrupted(LocalBackend):
+    """Lets another rank save and commit the same step just before or after one call of this one."""
+
+    def __init__(self, root: str, call: str, other) -> None:
+        super().__init__(root)
+        self._call, self._other = call, other
+
+    def _meanwhile(self, call: str) -> None:
+        if call == self._call and self._other is not None:
+            other, self._other = self._other, None
+            other()
+
+    def begin(self, name):
+        self._meanwhile("before begin")
+        super().begin(name)
+        self._meanwhile("after begin")
+
+    def _make_marked(self, name):
+        self._meanwhile("inside begin")
+        super()._make_marked(name)
+
+    def claim_part(self, name, part, data):
+        self._meanwhile("before claim")
+        won = super().claim_part(name, part, data)
+        self._meanwhile("after claim")
+        return won
+
+    def read_parts(self, name):
+        self._meanwhile("before parts")
+        return super().read_parts(name)
+
+
+@pytest.mark.parametrize(
+    "call", ["before begin", "inside begin", "after begin", "before claim", "after claim", "before parts"]
+)
+def test_two_survivors_of_one_step_never_write_into_each_others_commit(tmp_path, call):
+    def files(rank):
+        own = BytesImage(f"rank-{rank:05d}.safetensors", b"%d" % rank * (3000 + rank))
+        other = BytesImage(f"rank-{1 - rank:05d}.safetensors", b"%d" % (1 - rank) * (9000 + rank))
+        return Files(own=lambda: [own], shared=lambda: [BytesImage("m", b"m" * 70 * (rank + 1))], of=lambda _: [other])
+
+    def saver(backend, rank):
+        journal = Journal(None, run_id="run", attempt=1, rank=rank)
+        return Saver(backends=[backend], rank=rank, world=2, run="run", attempt=1, token="t", keep=2, journal=journal)
+
+    def save(grace_s):
+        return Save(step=8, reason="rescue", claimed=True, deadline=Deadline.after(grace_s))
+
+    def first():
+        try:
+            saver(LocalBackend(str(tmp_path)), 0).write(save(1.2), files(0), 1)
+        except StoreError:
+            assert call in ("after claim", "before parts")  # the other has claimed it and goes on after this
+
+    late = saver(Interrupted(str(tmp_path), call, first), 1)
+    late.write(save(20.0), files(1), 1)
+    (found,) = whole([LocalBackend(str(tmp_path))])
+    assert verify(found) == []
+    assert found.manifest.inexact == ()

@@ -24,6 +24,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,6 +44,9 @@ _HELD: dict[str, int] = {}
 forked child inherits this table but not the locks."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_FRESH = ".begin-"
+"""Begins the name of a folder that is about to become a checkpoint's."""
 
 _SENTINEL_TEXT = b"This checkpoint is not whole: it is being written, or its writer was killed. Do not load it.\n"
 
@@ -267,9 +271,30 @@ class LocalBackend(Backend):
         if self.read_manifest(name) is not None:
             raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not written again")
         with _as_store_error(f"cannot create {folder}"):
-            make_folders(folder)
-            self._mark_incomplete(name)
+            make_folders(self.root)
+            if not os.path.isdir(folder):
+                self._make_marked(name)
+            elif not self._is_marked(name):
+                # The manifest is there before the sentinel goes: without either it is a leftover, with the former it
+                # was committed by another rank since we looked, and to mark it now would undo that.
+                if os.path.lexists(self._file(name, MANIFEST)):
+                    raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not written again")
+                self._mark_incomplete(name)
+            fsync_dir(folder)
             fsync_dir(self.root)
+
+    def _make_marked(self, name: str) -> None:
+        """Make the folder together with its sentinel: no other rank can see the one without the other."""
+        fresh = os.path.join(self.root, f"{_FRESH}{os.getpid()}-{threading.get_ident()}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        os.mkdir(fresh)
+        self._mark_incomplete(os.path.basename(fresh))
+        try:
+            os.rename(fresh, self._folder(name))
+        except OSError as error:
+            shutil.rmtree(fresh, ignore_errors=True)
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise  # else another rank was first
 
     def _mark_incomplete(self, name: str) -> None:
         sentinel = self._file(name, SENTINEL)
@@ -351,13 +376,14 @@ class LocalBackend(Backend):
                 if os.path.lexists(self._file(name, MANIFEST)):
                     raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not committed again")
                 raise StoreError(f"cannot commit {folder}: it was not begun, or has been removed since")
-            shutil.rmtree(self._file(name, PARTS), ignore_errors=True)
             for parent, _, _ in os.walk(folder):
                 if parent != folder:
                     fsync_dir(parent)
             write_durable(self._file(name, MANIFEST), manifest)
             os.unlink(self._file(name, SENTINEL))
             fsync_dir(folder)
+            # Last: a rank that claims the folder because it finds no claim must also find that it is whole.
+            shutil.rmtree(self._file(name, PARTS), ignore_errors=True)
 
     def amend(self, name: str, manifest: bytes) -> None:
         with _as_store_error(f"cannot write into {self._folder(name)}"):
@@ -411,6 +437,9 @@ class LocalBackend(Backend):
         self._lock_fd = fd
         self._lock_pid = os.getpid()
         _HELD[place] = os.getpid()
+        for entry in os.listdir(self.root):
+            if entry.startswith(_FRESH):  # of a process that was killed between two system calls
+                shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
 
     @property
     def _lock_file(self) -> str:

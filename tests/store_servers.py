@@ -25,7 +25,7 @@ def find_versitygw(unpack_into: Path) -> str:
     named = os.environ.get("HOLDFAST_TEST_VERSITYGW") or shutil.which("versitygw")
     if named:
         return named
-    packed = Path(__file__).parents[2].parent / "shared/kube/bin/versitygw.xz"
+    packed = Path(__file__).parents[1].parent / "shared/kube/bin/versitygw.xz"
     if packed.is_file():
         program = unpack_into / "versitygw"
         with lzma.open(packed) as source, program.open("wb") as target:
