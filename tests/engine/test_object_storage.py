@@ -56,7 +56,9 @@ def test_incremental_saves_refer_to_what_is_there_and_retention_keeps_it(server,
 
 
 def test_sharded_state_is_fetched_and_resharded(server, spec, s3_uri):
-    server.run(spec(2, fsdp=True, faults=[{"rank": 1, "step": 9, "phase": "forward"}]))
+    outcome = server.run(spec(2, fsdp=True, faults=[{"rank": 1, "step": 9, "phase": "forward"}]))
+    assert outcome.codes == [143, 143], outcome.log
+    assert assert_whole(s3_uri).step >= 9, outcome.log
     resumed = server.run(spec(1, fsdp=True))
     assert resumed.codes == [0], resumed.log
     assert resumed.results[0]["first"] >= 9

@@ -45,7 +45,9 @@ class Loop:
         self.saver: Saver | None = None
         self._arena = Arena()
         self._rescue = rescue
-        self._size = 0
+        # Known from the start, so that no other thread need ask a model that is just computing: FSDP2's state_dict
+        # frees what its forward pass has gathered. An optimizer holds about two more values for each parameter.
+        self._size = 3 * sum(_bytes(model) for model in objects.models.values())
         self._buffers: KeptBuffers | None = None
         self._versions: dict[int, int] = {}
         self._hooks: list[Any] = []
@@ -175,7 +177,7 @@ class Loop:
             time.sleep(0.01)
 
     def size(self) -> int:
-        return self._size or sum(_bytes(model) for model in self.objects.models.values()) * 3
+        return self._size
 
     def prepare(self) -> None:
         shared = self.objects.shared_images({}, {}, at_boundary=True) if self.rank == 0 else []
@@ -305,4 +307,4 @@ def _record_of(records: list[Record], step: int) -> Record | None:
 
 
 def _bytes(model: torch.nn.Module) -> int:
-    return sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    return sum(value.numel() * value.element_size() for value in (*model.parameters(), *model.buffers()))
