@@ -36,7 +36,7 @@ GRACE_S = 20
 PAUSE_S = 2.0
 EPOCHS, IMAGES, BATCH, WORKERS = 8, 3072, 32, 2
 STEPS = EPOCHS * (IMAGES // WORKERS // BATCH)
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 
 
 class BrokenPromiseError(Exception):
@@ -241,6 +241,9 @@ def main() -> int:
     except BrokenPromiseError as broken:
         console.print(f"\n[bold red]Not as promised:[/bold red] {broken}", highlight=False)
         return 1
+    except KeyboardInterrupt:
+        console.print("\nstopped")
+        return 130
     console.print(f"All as promised, in {time.monotonic() - began:.0f} s.", style="bold green", highlight=False)
     return 0
 

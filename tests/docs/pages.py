@@ -91,10 +91,12 @@ def commands_of(block: Block) -> list[Command]:
 
 _NUMBER = re.compile(r"\d[\d.,]*(?:e[+-]?\d+)?")
 _DIGEST = re.compile(r"\b(?=[a-z]*\d)[0-9a-f]{8,}\b")
+_UNIT = re.compile(r"(?<=# )(?:min|h|d)\b|(?<=# )[KMGT]B\b")
 _FOLDER = re.compile(r"(?<![\w.])/\S*/(?=holdfast-runs)")
 
 
 def normal(line: str) -> str:
     """A line without what differs from run to run: numbers, digests, where the folder lies, widths of columns."""
-    line = _DIGEST.sub("#", _FOLDER.sub("", line))
-    return " ".join(_NUMBER.sub("#", line).split())
+    line = _NUMBER.sub("#", _DIGEST.sub("#", _FOLDER.sub("", line)))
+    line = _UNIT.sub(lambda unit: "B" if unit[0].endswith("B") else "s", line)
+    return " ".join(line.split())

@@ -214,11 +214,11 @@ class ObjectBackend(Backend):
         # With the sentinel of `begin`, what lies there is of this save or of one that died. Without it, it is what
         # is left of a checkpoint that was removed or set aside, and others may refer to it.
         if files and files.get(SENTINEL) != len(_BEGUN):
-            self._check_unreferenced(name, set(files))
+            self._check_unreferenced(name)
         self._adoptable = ("", "", {})
         self._client.put(f"write {self._location(name, SENTINEL)}", self._key(name, SENTINEL), _BEGUN)
 
-    def _check_unreferenced(self, name: str, paths: set[str]) -> None:
+    def _check_unreferenced(self, name: str) -> None:
         for other in self.names():
             data = self.read_manifest(other)
             if data is None:
@@ -228,11 +228,10 @@ class ObjectBackend(Backend):
             except CheckpointCorruptError:
                 continue
             for entry in entries:
-                folder, _, path = (entry.ref or "").partition("/")
-                if folder == name and path in paths:
+                if entry.ref is not None and entry.ref.startswith(f"{name}/"):
                     raise StoreError(
-                        f"cannot create {self._location(name)}: {path} is there already, of an earlier checkpoint of "
-                        f"that name, and {other} refers to it; remove {other} first"
+                        f"cannot create {self._location(name)}: it holds files of an earlier checkpoint of that name, "
+                        f"and {other} refers to {entry.ref}; remove {other} first"
                     )
 
     def create(self, name: str, path: str, size: int) -> Sink:

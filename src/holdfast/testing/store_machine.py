@@ -27,10 +27,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.errors import CheckpointExistsError, StoreError
+from holdfast.errors import CheckpointCorruptError, CheckpointExistsError, StoreError
 from holdfast.store.base import MANIFEST, Backend, Owner, Sink
-from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, retain, unfinished, verify, whole
-from holdfast.store.manifest import FileEntry, checkpoint_name, step_of
+from holdfast.store.checkpoints import clean, open_checkpoint, retain, unfinished, verify, whole
+from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name, step_of
 from holdfast.testing.backend_contract import adopt_file, manifest_for, read_back, write_file
 
 
@@ -276,11 +276,7 @@ class CheckpointMachine(RuleBasedStateMachine):
     def _save(self, step: int, content: dict[str, bytes], incremental: bool, crash: int | None) -> None:
         name = checkpoint_name(step)
         saved = Saved()
-        referenced = any(
-            (entry.ref or "").startswith(f"{name}/")
-            for checkpoint in self._decodable()
-            for entry in checkpoint.manifest.files
-        )
+        referenced = any((entry.ref or "").startswith(f"{name}/") for entry in self._all_entries())
         committed = False
         with self._until(crash):
             base = next((found for found in whole([self.backend]) if found.step != step), None)
@@ -306,13 +302,13 @@ class CheckpointMachine(RuleBasedStateMachine):
             committed = True
         self._see(step, [saved] if committed else [saved, None])
 
-    def _decodable(self) -> list[Checkpoint]:
-        found = []
+    def _all_entries(self) -> list[FileEntry]:
+        """The files of all checkpoints that were committed, damaged or not, as far as a manifest says so."""
+        found: list[FileEntry] = []
         for name in self.backend.names():
-            with contextlib.suppress(StoreError):
-                checkpoint = open_checkpoint(self.backend, name)
-                if checkpoint is not None:
-                    found.append(checkpoint)
+            with contextlib.suppress(CheckpointCorruptError):
+                data = self.backend.read_manifest(name)
+                found += Manifest.decode(data).files if data is not None else ()
         return found
 
     @precondition(lambda self: bool(self.model))
