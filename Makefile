@@ -39,7 +39,7 @@ test: $(READY)
 	$(RUN) -m pytest $(PYTEST_ARGS)
 
 lint: $(READY)
-	$(RUN) -m ruff check
+	$(RUN) -m ruff check --no-cache
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo

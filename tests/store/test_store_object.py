@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from store_servers import ACCESS_KEY, BUCKET, FORWARD, HANG, SECRET_KEY, UNAVAILABLE, FaultyProxy
 
 from holdfast.errors import ConfigError, MissingExtraError, StoreError, StoreUnavailableError
 from holdfast.store import Owner, open_backend
@@ -23,6 +22,7 @@ from holdfast.store.base import MANIFEST, SENTINEL
 from holdfast.store.checkpoints import retain, verify, whole
 from holdfast.store.object import PARALLEL, PART, ObjectBackend
 from holdfast.testing.backend_contract import read_back, sample, save_checkpoint, write_file
+from store_servers import ACCESS_KEY, BUCKET, FORWARD, HANG, SECRET_KEY, UNAVAILABLE, FaultyProxy
 
 TOKEN = "markerSessionTokenNeverToBeSeen"
 

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from store_servers import CUT, FORWARD, HANG, LOSE_ANSWER, UNAVAILABLE, FaultyProxy
 
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
 from holdfast.store.base import Owner
 from holdfast.store.checkpoints import clean, retain, verify, whole
 from holdfast.store.object import ObjectBackend
 from holdfast.testing.backend_contract import manifest_for, read_back, sample, save_checkpoint, write_file
+from store_servers import CUT, FORWARD, HANG, LOSE_ANSWER, UNAVAILABLE, FaultyProxy
 
 TIMEOUT_S = 1.5
 
