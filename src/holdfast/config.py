@@ -114,7 +114,9 @@ def parse_signals(value: Any) -> tuple[signal.Signals, ...]:
         except (KeyError, ValueError):
             raise ValueError(accepted) from None
         if one in (signal.SIGKILL, signal.SIGSTOP):
-            raise ValueError(accepted + f" ({one.name} never reaches a program)")
+            raise ValueError(f"{accepted} ({one.name} never reaches a program)")
+        if one in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
+            raise ValueError(f"{accepted} ({one.name} reports a fault of the program)")
         if one not in found:
             found.append(one)
     if not found:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.notice import SignalSource, parse_signals
+from holdfast.notice import SignalSource
 from holdfast.notice.signals import _Call, _Listener, _Reader
 
 PRELUDE = """
@@ -806,30 +806,10 @@ class TestImport:
         """)
 
 
-class TestParsing:
-    def test_names_and_numbers_are_accepted_once_each(self) -> None:
-        assert parse_signals("TERM,USR1, sigint ,15") == (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-
-    @pytest.mark.parametrize("text", ["TERM,FOO", "", "TERM,,INT", "99999", "-1", "SIG_DFL", "²"])
-    def test_what_is_no_signal_is_refused_by_name(self, text: str) -> None:
-        with pytest.raises(ConfigError, match="accepted are names") as refusal:
-            parse_signals(text)
-        assert repr(text) in str(refusal.value)
-
-    @pytest.mark.parametrize(
-        ("text", "name", "reason"),
-        [
-            ("TERM,KILL", "SIGKILL", "never shows it"),
-            ("STOP", "SIGSTOP", "never shows it"),
-            ("SEGV", "SIGSEGV", "repeats the fault"),
-        ],
-    )
-    def test_signals_that_cannot_be_notices_are_refused_with_the_reason(
-        self, text: str, name: str, reason: str
-    ) -> None:
+class TestChoice:
+    @pytest.mark.parametrize(("name", "reason"), [("SIGKILL", "never shows it"), ("SIGSEGV", "repeats the fault")])
+    def test_signals_that_cannot_be_notices_are_refused_with_the_reason(self, name: str, reason: str) -> None:
         with pytest.raises(ConfigError, match=f"{name}.*{reason}"):
-            parse_signals(text)
-        with pytest.raises(ConfigError, match=name):
             SignalSource([signal.Signals[name]])
 
     def test_a_source_needs_a_signal(self) -> None:

@@ -3,6 +3,6 @@
 from holdfast.notice.base import Notice, NoticeSource
 from holdfast.notice.cloud import cloud_source
 from holdfast.notice.file import FileSource
-from holdfast.notice.signals import SignalSource, listen, parse_signals
+from holdfast.notice.signals import SignalSource, listen
 
-__all__ = ["FileSource", "Notice", "NoticeSource", "SignalSource", "cloud_source", "listen", "parse_signals"]
+__all__ = ["FileSource", "Notice", "NoticeSource", "SignalSource", "cloud_source", "listen"]

@@ -60,21 +60,6 @@ _REFUSED = {
 }
 
 
-def parse_signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals from a setting such as ``TERM,USR1``: names with or without SIG, or numbers."""
-    found = []
-    for item in (part.strip() for part in text.split(",")):
-        name = item.upper() if item.upper().startswith("SIG") else f"SIG{item.upper()}"
-        try:
-            found.append(signal.Signals(int(item)) if item.isdecimal() else signal.Signals[name])
-        except (KeyError, ValueError):
-            raise ConfigError(
-                f"signals={text!r}: {item!r} is not a signal of this system; accepted are names with or without SIG "
-                "(TERM, SIGUSR1) and numbers (15), separated by commas"
-            ) from None
-    return _checked(found)
-
-
 def listen(signals: Sequence[signal.Signals] = (signal.SIGTERM,)) -> None:
     """Installs the process-wide listener; call it in the main thread before training starts in another one.
 
