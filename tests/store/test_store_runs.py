@@ -250,7 +250,7 @@ def test_a_lease_is_renewed_and_keeps_others_out(s3_bucket: ObjectBackend) -> No
     mine.acquire(Owner("mine", **ELSEWHERE))
     with pytest.raises(LocationBusyError):
         s3_bucket.acquire(Owner("other"), wait_s=3.6)
-    assert int(lease_of(s3_bucket)["renewals"]) > 4  # type: ignore[call-overload]
+    assert int(lease_of(s3_bucket)["renewals"]) >= 3  # type: ignore[call-overload]
     assert not mine.lost
     mine.release()
     assert lease_of(s3_bucket)["released"] is True
