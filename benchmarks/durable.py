@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,9 @@ def _dcp(folder: str, state: State) -> None:
 
     # Its writer fsyncs each file.
     writer = dcp.FileSystemWriter(folder, thread_count=2, sync_files=True)
-    dcp.save(state(), storage_writer=writer, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is a single process
+        dcp.save(state(), storage_writer=writer, no_dist=True)
 
 
 def _safetensors(folder: str, state: State) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,15 +14,12 @@ LIMIT_S = 120.0
 @contextlib.contextmanager
 def flash(folder: str, state: Callable[[], dict[str, object]]) -> Iterator[Callable[[], float] | None]:
     """A function that saves and returns the seconds until the checkpoint is persisted; None if it is not installed."""
+    os.environ.setdefault("DLROVER_LOG_LEVEL", "ERROR")
     try:
         from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
     except ImportError:
         yield None
         return
-    logging.getLogger("dlrover").setLevel(logging.ERROR)
-    for name in list(logging.root.manager.loggerDict):
-        if "dlrover" in name or "default" in name:
-            logging.getLogger(name).setLevel(logging.ERROR)
     checkpointer = DdpCheckpointer(folder)
     engine = checkpointer._engine
     step = 0

@@ -112,8 +112,7 @@ def paint_progress(axes: Axes, run: Record, interruptions: list[Interruption]) -
     account = run.goodput()
     axes.set(xlabel="seconds", ylabel="steps done", xlim=(0, end), ylim=(0, top))
     axes.set_title(
-        f"start and restarts red, the pause grey; goodput {account.ratio:.0%} of {account.total_s:.0f} s, "
-        f"since so short a run spends most of its time importing torch",
+        f"start and restarts red, the pause grey; goodput {account.ratio:.0%} of {account.total_s:.0f} s",
         loc="left",
         size=10,
     )

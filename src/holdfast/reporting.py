@@ -1,4 +1,4 @@
-"""The thread that tells people how the run is going: the progress file, at most once a second.
+"""The thread that tells people how the run is going: the progress file, once a second or every so many steps.
 
 It runs on rank 0 alone, looks at what training left behind, and never makes training wait: reading a
 loss from an accelerator happens here, not in the loop.
@@ -27,11 +27,14 @@ class Reporter:
         look: Callable[[], Progress],
         signals: SignalSource | None,
         on_replaced: Callable[[str], None],
+        *,
+        only_when_poked: bool = False,
     ) -> None:
         self._file = file
         self._look = look
         self._signals = signals
         self._on_replaced = on_replaced
+        self._only_when_poked = only_when_poked
         self._warned = False
         self._wake = threading.Event()
         self._stopped = False
@@ -55,7 +58,8 @@ class Reporter:
         while not self._stopped:
             poked = self._wake.wait(PERIOD_S)
             self._wake.clear()
-            self._write(force=poked)
+            if poked or not self._only_when_poked:
+                self._write(force=poked)
             self._check_handler()
         self._write(force=True)
 

@@ -350,6 +350,25 @@ def test_progress_is_right_after_a_resume(server, tmp_path):
     assert end["checkpointing"]["latestCheckpoint"] == f"{spec.dir}/checkpoint-36"
 
 
+def test_progress_is_written_every_so_many_steps_where_that_is_asked_for(tmp_path):
+    import torch
+
+    import holdfast
+    from holdfast.progress import read_progress
+
+    model = torch.nn.Linear(2, 2)
+    seen = set()
+    settings = {"progress_every": 20, "progress_file": str(tmp_path / "progress.json")}
+    with holdfast.Run(tmp_path / "run", model=model, settings=settings) as run:
+        for _ in run.epochs(1):
+            for _ in run.batches([0] * 70):
+                run.step(loss=0.5)
+                if run.steps % 20 in (0, 5):
+                    time.sleep(0.2)
+                    seen.add(read_progress(tmp_path / "progress.json")["step"])
+    assert {step for step in seen if step > 5} == {20, 40, 60}  # and once at the start
+
+
 def test_goodput_knows_what_was_lost(server, tmp_path):
     from holdfast.progress import goodput
 

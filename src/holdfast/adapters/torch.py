@@ -79,6 +79,7 @@ class Run:
         self._complete = False
         self._random: dict[str, Any] | None = None
         self._positions: dict[str, Any] = {}
+        self._report_every = self.settings.progress_every
         self._loss: Any = None
         self._metrics: dict[str, Any] = {}
         self._steps_at_epoch = 0
@@ -179,6 +180,8 @@ class Run:
         if metrics:
             self._metrics.update(metrics)
         loop.complete_step()
+        if self._report_every and self._reporter is not None and loop.step % self._report_every == 0:
+            self._reporter.poke()
         if not self._iterating and self._session is not None:
             loop.boundary()
 
@@ -251,7 +254,11 @@ class Run:
             self._say_where(checkpoint)
             file = ProgressFile(session.progress_file)
             self._reporter = Reporter(
-                file, self._progress, signals, lambda other: session.journal.record("handler_replaced", by=other)
+                file,
+                self._progress,
+                signals,
+                lambda other: session.journal.record("handler_replaced", by=other),
+                only_when_poked=self.settings.progress_every is not None,
             )
         engine.start(loop.step, loop.epoch())
         loop.hook(forward=self.world > 1 and self.settings.rescue)

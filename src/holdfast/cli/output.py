@@ -98,12 +98,14 @@ def console(*, stderr: bool = False) -> Console:
 def show_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
     """``columns``: heading, and ``l`` or ``r``."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for heading, side in columns:
         table.add_column(heading, justify="right" if side == "r" else "left", no_wrap=side == "r")
     for row in rows:
-        table.add_row(*(cell if hasattr(cell, "__rich_console__") else str(cell) for cell in row))
+        # As Text, not as markup: an error message may hold brackets.
+        table.add_row(*(cell if hasattr(cell, "__rich_console__") else Text(str(cell)) for cell in row))
     console().print(table)
 
 

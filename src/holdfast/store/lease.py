@@ -96,15 +96,15 @@ class Lease:
 
     def _take(self, owner: Owner, until: float, takeover: bool) -> None:
         measured: tuple[dict[str, str], float] | None = None  # a version, and when by our clock it was renewed
-        tries = 0
+        refused = 0
         while True:
-            tries += 1
-            if tries > _TRIES and time.monotonic() >= until:
+            if refused > _TRIES and time.monotonic() >= until:
                 raise StoreUnavailableError(f"the lease of {self._client.uri} changes each time it is to be taken")
             seen = self._look()
             if seen is None:
                 if self._write("create"):
                     return
+                refused += 1
                 continue
             may = takeover or seen.released
             if seen.owner is not None:
@@ -117,6 +117,7 @@ class Lease:
             if may:
                 if self._write(seen.version):
                     return
+                refused += 1
                 continue
             if time.monotonic() >= until:
                 raise LocationBusyError(
