@@ -24,7 +24,6 @@ import json
 import os
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -285,8 +284,7 @@ class LocalBackend(Backend):
 
     def _make_marked(self, name: str) -> None:
         """Make the folder together with its sentinel: no other rank can see the one without the other."""
-        fresh = os.path.join(self.root, f"{_FRESH}{os.getpid()}-{threading.get_ident()}")
-        shutil.rmtree(fresh, ignore_errors=True)
+        fresh = os.path.join(self.root, f"{_FRESH}{secrets.token_hex(6)}")
         os.mkdir(fresh)
         self._mark_incomplete(os.path.basename(fresh))
         try:
@@ -437,9 +435,10 @@ class LocalBackend(Backend):
         self._lock_fd = fd
         self._lock_pid = os.getpid()
         _HELD[place] = os.getpid()
-        for entry in os.listdir(self.root):
-            if entry.startswith(_FRESH):  # of a process that was killed between two system calls
-                shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(self.root):
+                if entry.startswith(_FRESH):  # of a process that was killed between two system calls
+                    shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
 
     @property
     def _lock_file(self) -> str:
