@@ -21,32 +21,36 @@ def measure(bench: Bench) -> list[Row]:
     model, optimizer = transformer(bench.size)
     saves = Saves(bench.path("holdfast"), model, optimizer)
     size = saves.write().size
+    settle(saves.backend.root)
     target = bench.path("other")
 
     def state() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
+    # Each removes at once what it wrote: whoever comes next finds the disk as all others do.
     def raw(direct: bool) -> Callable[[], float]:
         def write() -> float:
+            took = raw_write(target, size, direct=direct)
             settle(target)
-            return raw_write(target, size, direct=direct)
+            return took
 
         return write
 
     def holdfast() -> float:
-        settle(target)
-        saves.backend.discard(f"checkpoint-{saves.loop.step}")
         began = time.perf_counter()
         saves.write()
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+        settle(os.path.join(saves.backend.root, f"checkpoint-{saves.loop.step}"))
+        return took
 
     def library(save: Callable[[str, State], None]) -> Callable[[], float]:
         def write() -> float:
-            settle(target)
             os.mkdir(target)
             began = time.perf_counter()
             save(target, state)
-            return time.perf_counter() - began
+            took = time.perf_counter() - began
+            settle(target)
+            return took
 
         return write
 
@@ -57,7 +61,6 @@ def measure(bench: Bench) -> list[Row]:
         if save is not None:
             contestants["DLRover flash checkpoint"] = save
         times = in_turn(bench.rounds(7, 3), contestants)
-    settle(target)
     rows = [
         compare("time to durable / raw direct write + fsync", times, "holdfast", "raw", 1.15),
         compare("time to durable / raw buffered write + fsync", times, "holdfast", "buffered", 1.15),

@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
+from bench import settle
+
 INSTALL = "pip install 'dlrover[k8s]'"
 LIMIT_S = 120.0
 
@@ -35,7 +37,7 @@ def flash(folder: str, state: Callable[[], dict[str, object]]) -> Iterator[Calla
                 raise TimeoutError(f"the flash checkpoint of step {step} was not persisted in {LIMIT_S:.0f} s")
             time.sleep(0.002)
         took = time.perf_counter() - began
-        os.unlink(path)
+        settle(path)
         return took
 
     try:
