@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
 from holdfast.store.base import Backend, Owner
-from holdfast.store.checkpoints import open_checkpoint, retain
+from holdfast.store.checkpoints import Checkpoint, open_checkpoint, retain
 from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name
 from holdfast.store.pipeline import ChunkPool, FileWriter, Image
 
@@ -133,6 +133,13 @@ class Saver:
     created: int = 0
     committed_wall: float | None = None
     _pool: ChunkPool = field(default_factory=ChunkPool)
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """This attempt begins at ``checkpoint``: nothing older need be saved, and how fast its place is is known."""
+        self.committed, self.committed_at = checkpoint.manifest, checkpoint.backend
+        seconds = checkpoint.manifest.timings.get("write_s", 0.0)
+        if seconds > 0 and checkpoint.manifest.size > 1 << 20:
+            self.speeds[checkpoint.backend.uri] = checkpoint.manifest.size / seconds
 
     def expected_s(self, backend: Backend, size: int) -> float:
         """Seconds that a save of this size should take there; a guess of 200 MB/s before the first one."""

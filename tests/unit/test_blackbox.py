@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BOUNDARY, IN_FLIGHT, BlackBox, read_box
+from holdfast.adapters.blackbox import BlackBox, read_box
+from holdfast.boxes import BOUNDARY, IN_FLIGHT
 
 
 @pytest.fixture

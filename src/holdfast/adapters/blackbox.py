@@ -22,17 +22,15 @@ import os
 import random
 import struct
 import sys
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from holdfast.boxes import HEADER, MAGIC, SLOT, SLOTS
+
 _MT_BYTES = 624 * 4
 _TORCH_HEAD, _TORCH_TAIL = 20, 32
-_SLOTS = 4
-_SLOT = 16384
-_HEADER = 4096
 # kind, step, epoch, passes, delivered; NumPy's spare normal, whether there is one; Python's likewise. Before
 # them, by itself, the sequence number.
 _RECORD = struct.Struct("@QQQQQdQdQ")
@@ -42,10 +40,6 @@ _ALL = slice(None)
 _AT_TORCH = 128
 _AT_PYTHON = _AT_TORCH + 5120
 _AT_NUMPY = _AT_PYTHON + 2560
-_MAGIC = b"holdfast-box-1\n\0"
-
-BOUNDARY, IN_FLIGHT = 0, 2
-"""Kinds of record: at a step boundary; inside the step, after its forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +136,7 @@ class BlackBox:
 
     def __init__(self, path: str | None, rank: int) -> None:
         self.path = path
-        size = _HEADER + _SLOTS * _SLOT
+        size = HEADER + SLOTS * SLOT
         if path is None:
             self._memory = mmap.mmap(-1, size)
         else:
@@ -153,7 +147,7 @@ class BlackBox:
                 self._memory = mmap.mmap(fd, size)
             finally:
                 os.close(fd)
-        self._memory[: len(_MAGIC)] = _MAGIC
+        self._memory[: len(MAGIC)] = MAGIC
         self._memory[64:80] = struct.pack("<QQ", rank, os.getpid())
         self._view = memoryview(self._memory)
         self._torch = _TorchWords()
@@ -168,13 +162,13 @@ class BlackBox:
         self._sequence = [0, 0, 0]
         self._slots = [
             (
-                base := _HEADER + slot * _SLOT,
+                base := HEADER + slot * SLOT,
                 base // 8,
                 self._view[base + _AT_TORCH : base + _AT_TORCH + _TORCH_HEAD + _MT_BYTES + _TORCH_TAIL],
                 self._view[base + _AT_PYTHON : base + _AT_PYTHON + 4 + _MT_BYTES],
                 self._view[base + _AT_NUMPY : base + _AT_NUMPY + _MT_BYTES + 4],
             )
-            for slot in range(_SLOTS)
+            for slot in range(SLOTS)
         ]
         self.fast = self._torch.view is not None and self._python is not None
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -238,7 +232,7 @@ def read_box(path: str) -> tuple[int, int, list[Record]]:
     """Rank, process and records of a box that another process wrote; raises OSError or ValueError if unreadable."""
     with open(path, "rb") as file:
         data = memoryview(file.read())
-    if len(data) != _HEADER + _SLOTS * _SLOT or bytes(data[: len(_MAGIC)]) != _MAGIC:
+    if len(data) != HEADER + SLOTS * SLOT or bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"{path} is no black box")
     rank, pid = struct.unpack_from("<QQ", data, 64)
     return rank, pid, _decode(data)
@@ -247,8 +241,8 @@ def read_box(path: str) -> tuple[int, int, list[Record]]:
 def _decode(view: memoryview) -> list[Record]:
     """All valid records, oldest first."""
     found: list[tuple[int, Record]] = []
-    for slot in range(_SLOTS):
-        base = _HEADER + slot * _SLOT
+    for slot in range(SLOTS):
+        base = HEADER + slot * SLOT
         (sequence,) = struct.unpack_from("@Q", view, base)
         (kind, step, epoch, passes, delivered, *normals) = _RECORD.unpack_from(view, base + 8)
         has_cuda, cuda_seed, cuda_offset = _CUDA.unpack_from(view, base + _AT_CUDA)
@@ -283,9 +277,3 @@ def _read_torch(raw: memoryview) -> torch.Tensor:
     if any(raw[size : size + 64]):  # the slower, public form is longer than the raw one
         return torch.frombuffer(bytearray(raw[:5056]), dtype=torch.uint8)
     return _torch_state(bytes(raw[:size]))
-
-
-def folder(job: str) -> str:
-    """Where the boxes of a job's ranks on this machine lie: memory that outlives a process, not the machine."""
-    shared = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    return os.path.join(shared, f"holdfast-{os.getuid()}-{job}")

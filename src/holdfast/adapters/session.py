@@ -8,16 +8,12 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
-from holdfast.adapters.blackbox import folder, read_box
-from holdfast.adapters.restore import restore
-from holdfast.adapters.state import Objects
-from holdfast.agree import Board, LocalBoard
+from holdfast.agree import Board
+from holdfast.boxes import folder, last_step
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, StoreError
 from holdfast.home import ATTEMPT, JOURNAL, default_location, home_of
@@ -35,31 +31,14 @@ _START_TIMEOUT_S = 1800.0
 _LOCK_WAIT_S = 5.0
 """A rank of the last attempt may still be on its way out."""
 
-_runs = 0
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This process among those that train together, and where they leave word for each other."""
 
-def place() -> tuple[int, int]:
-    """Rank and number of ranks."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    world = int(os.environ.get("WORLD_SIZE", "1") or 1)
-    if world > 1:
-        raise ConfigError(
-            f"WORLD_SIZE={world}, but torch.distributed is not initialised; call "
-            f"torch.distributed.init_process_group() before holdfast.Run"
-        )
-    return 0, 1
-
-
-def open_board(world: int) -> Board:
-    """The board of this job; a new one for each run of a process."""
-    global _runs
-    _runs += 1
-    if world == 1:
-        return LocalBoard()
-    from holdfast.agree.torch_board import TorchBoard, job_store
-
-    return TorchBoard(job_store(), f"holdfast/{_runs}/")
+    rank: int
+    world: int
+    board: Board
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,10 +70,9 @@ class Session:
         return os.path.abspath(self.settings.progress_file or os.path.join(beside, "training_progress.json"))
 
 
-def open_session(settings: Settings) -> Session:
+def open_session(settings: Settings, place: Place) -> Session:
     """Meet the other ranks. Rank 0 takes the location for this run; if it cannot, all ranks raise the same error."""
-    rank, world = place()
-    board = open_board(world)
+    rank, world, board = place.rank, place.world, place.board
     location = settings.dir or default_location()
     home = home_of(location)
     backends = [open_backend(location)]
@@ -203,23 +181,25 @@ def announce(session: Session) -> None:
         write_durable(launcher, session.home.encode())
 
 
-def _tell_death(session: Session, boxes: str, last: dict[str, Any]) -> None:
+def _tell_death(session: Session, boxes: str, attempt: dict[str, Any]) -> None:
     """The last attempt left without a word: its black boxes say how far it came."""
     step, seen = None, None
     try:
         for name in os.listdir(boxes):
-            if "." not in name:
-                path = os.path.join(boxes, name)
-                steps = [record.step for record in read_box(path)[2] if record.kind == 0]
-                step = max([step or 0, *steps])
+            path = os.path.join(boxes, name)
+            if "." not in name and (last := last_step(path)) is not None:
+                step = max(step or 0, last)
                 seen = max(seen or 0.0, os.stat(path).st_mtime)
-    except (OSError, ValueError):
+    except OSError:
         pass
-    session.journal.record("died", attempt_ended=last.get("attempt"), step=step, last_seen=seen)
+    session.journal.record("died", attempt_ended=attempt.get("attempt"), step=step, last_seen=seen)
 
 
-def resume(session: Session, objects: Objects) -> tuple[Checkpoint | None, dict[str, Any], dict[str, Any]]:
-    """Load the newest checkpoint that is whole on every rank; None if there is none."""
+def resume(session: Session, load: Callable[[Checkpoint], None]) -> Checkpoint | None:
+    """Let every rank ``load`` the newest checkpoint that all of them can; returns it, or None if there is none.
+
+    ``load`` raises :class:`~holdfast.errors.StoreError` if it cannot, and must leave no trace then.
+    """
     candidates = _candidates(session) if session.rank == 0 else iter(())
     number = 0
     while True:
@@ -230,12 +210,11 @@ def resume(session: Session, objects: Objects) -> tuple[Checkpoint | None, dict[
             session.board.put_once(key, json.dumps(where).encode())
         where = json.loads(_wait(session.board, key))
         if where is None:
-            return None, {}, {}
+            return None
         backend, name = session.backends[where[0]], where[1]
-        checkpoint, outcome = _try_load(session, objects, backend, name)
+        checkpoint, outcome = _try_load(backend, name, load)
         if _all_ranks(session, f"{key}/result", outcome is None):
-            assert checkpoint is not None
-            return checkpoint[0], checkpoint[1], checkpoint[2]
+            return checkpoint
         if session.rank == 0:
             why = outcome or "another rank could not load it"
             log.warning("%s in %s cannot be used, trying the one before it: %s", name, backend.uri, why)
@@ -246,14 +225,14 @@ def resume(session: Session, objects: Objects) -> tuple[Checkpoint | None, dict[
 
 
 def _try_load(
-    session: Session, objects: Objects, backend: Backend, name: str
-) -> tuple[tuple[Checkpoint, dict[str, Any], dict[str, Any]] | None, Exception | None]:
+    backend: Backend, name: str, load: Callable[[Checkpoint], None]
+) -> tuple[Checkpoint | None, StoreError | None]:
     try:
         checkpoint = open_checkpoint(backend, name)
         if checkpoint is None:
             raise StoreError(f"{name} is not whole")
-        run, mine = restore(checkpoint, objects, session.rank, session.world)
-        return (checkpoint, run, mine), None
+        load(checkpoint)
+        return checkpoint, None
     except StoreError as error:
         return None, error
 

@@ -29,17 +29,14 @@ from typing import Any, Self
 from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.data import Batches
+from holdfast.adapters.host import Host
 from holdfast.adapters.loop import Loop
-from holdfast.adapters.session import Session, announce, open_session, place, resume
+from holdfast.adapters.place import torch_place, torch_rank
+from holdfast.adapters.restore import restore
 from holdfast.adapters.state import Objects
-from holdfast.agree import Agreement
 from holdfast.config import Settings
-from holdfast.engine import Engine
 from holdfast.errors import Preempted
-from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source
-from holdfast.progress import Checkpointing, Progress, ProgressFile
-from holdfast.reporting import Reporter
-from holdfast.saving import Saver
+from holdfast.progress import Progress
 from holdfast.store.checkpoints import Checkpoint
 
 log = logging.getLogger("holdfast")
@@ -68,7 +65,7 @@ class Run:
         named = {"dir": dir, "save_every": save_every, "keep": keep, "fallback": fallback}
         given = {**(settings or {}), **{name: value for name, value in named.items() if value is not None}}
         self.settings = Settings.load(**given)
-        self.rank, self.world = place()
+        self.rank, self.world = torch_rank()
         self.resumed_from: str | None = None
         """Name of the checkpoint that this attempt goes on from; None: it started from scratch."""
         self._objects = Objects(objects, self.rank, incremental=self.settings.save_type == "incremental")
@@ -85,13 +82,11 @@ class Run:
         self._steps_at_epoch = 0
         self._iterating = 0
         self._trained = False
-        self._engine: Engine | None = None
-        self._session: Session | None = None
-        self._reporter: Reporter | None = None
+        self._host: Host | None = None
         if self.settings.enabled:
             self._objects.check()
-            self._session = open_session(self.settings)
-            self._loop = self._start(self._session)
+            self._host = Host(self.settings, torch_place())
+            self._loop = self._start(self._host)
         else:
             self._loop = Loop(self._objects, BlackBox(None, self.rank), self.rank, rescue=False)
 
@@ -126,7 +121,7 @@ class Run:
 
     def batches(self, loader: Any, name: str = "train") -> Iterator[Any]:
         """The batches of a pass over ``loader`` that are left. Loaders that are used side by side need names."""
-        if self._session is None:
+        if self._host is None:
             yield from loader
             return
         if self._complete and not self._in_epochs:
@@ -165,9 +160,8 @@ class Run:
         self._loop.on_first_batch(name)
         if not self._trained:
             self._trained = True
-            assert self._session is not None
-            if self.rank == 0:
-                self._session.journal.record("training", step=self._loop.step)
+            assert self._host is not None
+            self._host.tell_training(self._loop.step)
 
     def step(self, loss: Any = None, **metrics: Any) -> None:
         """An optimizer step is complete.
@@ -180,9 +174,10 @@ class Run:
         if metrics:
             self._metrics.update(metrics)
         loop.complete_step()
-        if self._report_every and self._reporter is not None and loop.step % self._report_every == 0:
-            self._reporter.poke()
-        if not self._iterating and self._session is not None:
+        host = self._host
+        if self._report_every and host is not None and loop.step % self._report_every == 0:
+            host.poke()
+        if not self._iterating and host is not None:
             loop.boundary()
 
     @contextlib.contextmanager
@@ -199,83 +194,29 @@ class Run:
 
     # ------------------------------------------------------------------ start and end
 
-    def _start(self, session: Session) -> Loop:
-        path = os.path.join(session.box_folder, f"rank-{self.rank}") if self.settings.rescue else None
-        box = BlackBox(path, self.rank)
-        loop = Loop(self._objects, box, self.rank, rescue=self.settings.rescue)
-        if self.rank == 0:
-            announce(session)
-        checkpoint: Checkpoint | None = None
-        saver: Saver | None = None
-        if self.settings.checkpointing:
-            checkpoint, run, mine = resume(session, self._objects)
-            saver = Saver(
-                backends=session.backends,
-                rank=self.rank,
-                world=self.world,
-                run=session.run,
-                attempt=session.attempt,
-                token=session.token,
-                keep=self.settings.keep,
-                journal=session.journal,
-                replicated=not self._objects.sharded,
-                peers=session.peers,
-            )
-            if checkpoint is not None:
-                self._go_on(loop, saver, checkpoint, run, mine)
-        loop.saver = saver
-        if checkpoint is None:
+    def _start(self, host: Host) -> Loop:
+        loop = Loop(self._objects, BlackBox(host.box_path(), self.rank), self.rank, rescue=self.settings.rescue)
+        loaded: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+        def load(checkpoint: Checkpoint) -> None:
+            loaded[:] = [restore(checkpoint, self._objects, self.rank, self.world)]
+
+        checkpoint = host.resume(load)
+        if checkpoint is not None:
+            self._go_on(loop, checkpoint, *loaded[0])
+        else:
             for ddp in self._objects.gradient_orders.values():
                 ddp.watch()
-        signals = SignalSource(self.settings.signals)
-        sources: list[NoticeSource] = [signals]
-        if self.settings.notice_file:
-            sources.append(FileSource(self.settings.notice_file))
-        if self.settings.cloud:
-            sources.append(cloud_source(self.settings.cloud, self.settings.metadata_url))
-        engine = self._engine = loop.engine = Engine(
-            settings=self.settings,
-            training=loop,
-            agreement=Agreement(session.board, self.rank, self.world, self.settings.agree_timeout),
-            saver=saver,
-            sources=sources,
-            journal=session.journal,
-        )
-        if self.rank == 0:
-            session.journal.record(
-                "attempt",
-                pid=os.getpid(),
-                world=self.world,
-                process_started=session.process_started,
-                resumed_from=checkpoint.step if checkpoint else None,
-                step=loop.step,
-                location=session.backends[0].uri,
-            )
-            self._say_where(checkpoint)
-            file = ProgressFile(session.progress_file)
-            self._reporter = Reporter(
-                file,
-                self._progress,
-                signals,
-                lambda other: session.journal.record("handler_replaced", by=other),
-                only_when_poked=self.settings.progress_every is not None,
-            )
-        engine.start(loop.step, loop.epoch())
+        loop.engine = host.start(loop, self._progress, replicated=not self._objects.sharded)
+        loop.saver = host.saver
         loop.hook(forward=self.world > 1 and self.settings.rescue)
-        if self._reporter is not None:
-            self._reporter.start()
-            self._reporter.poke()
+        if self._complete and self.rank == 0:
+            log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", loop.step)
         return loop
 
-    def _go_on(
-        self, loop: Loop, saver: Saver, checkpoint: Checkpoint, run: dict[str, Any], mine: dict[str, Any]
-    ) -> None:
+    def _go_on(self, loop: Loop, checkpoint: Checkpoint, run: dict[str, Any], mine: dict[str, Any]) -> None:
         self.resumed_from = checkpoint.name
         self._complete = checkpoint.manifest.complete and (self._total_steps or 0) <= run["step"]
-        saver.committed, saver.committed_at = checkpoint.manifest, checkpoint.backend
-        seconds = checkpoint.manifest.timings.get("write_s", 0.0)
-        if seconds > 0 and checkpoint.manifest.size > 1 << 20:
-            saver.speeds[checkpoint.backend.uri] = checkpoint.manifest.size / seconds
         loop.step = run["step"]
         loop.place = (run["epoch"], run["passes"], {})
         for name, ddp in self._objects.gradient_orders.items():
@@ -285,61 +226,41 @@ class Run:
         if self._random is not None:
             rng.restore(self._random)
 
-    def _say_where(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is None:
-            log.info(
-                "starting from scratch, checkpoints go to %s", self._session.backends[0].uri if self._session else ""
-            )
-        elif self._complete:
-            log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", checkpoint.step)
-        else:
-            log.warning("resuming from %s, step %d", checkpoint.location, checkpoint.step)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._engine is None or self._session is None:
+        if self._host is None:
             return
+        engine = self._host.engine
         self._loop.over = True
         try:
             if error is None:
                 if self._loop.pending and self._loop.step:
                     self._loop.boundary()
-                self._engine.finish(self._loop.step)
+                engine.finish(self._loop.step)
                 self._complete = True
             elif not isinstance(error, Preempted):
-                self._engine.crashed(error)
+                engine.crashed(error)
         finally:
             self._close()
 
     def _close(self) -> None:
-        assert self._engine is not None
-        assert self._session is not None
-        self._engine.close()
+        assert self._host is not None
         self._loop.unhook()
         for batches in self._loop.place[2].values():
             batches.close()
-        if self._reporter is not None:
-            self._reporter.stop()
-        for backend in self._session.backends:
-            backend.close()
-        self._session.journal.close()
-        saver = self._loop.saver
-        if saver is None or (saver.committed is not None and saver.committed.step >= self._loop.step):
+        self._host.close()
+        if self._host.saved_all(self._loop.step):
             self._loop.remove_traces()
 
     # ------------------------------------------------------------------ progress
 
     def _progress(self) -> Progress:
+        assert self._host is not None
         loop = self._loop
-        saver = loop.saver
-        committed = saver.committed if saver is not None else None
-        latest = None
-        if saver is not None and committed is not None and saver.committed_at is not None:
-            latest = f"{saver.committed_at.uri.rstrip('/')}/{committed.name}"
         total = self._total_steps or self._expected_steps()
         known = {"accuracy", "validation_loss", "validation_accuracy", "learning_rate"}
         metrics = {name: _number(value) for name, value in self._metrics.items() if name in known}
@@ -352,12 +273,7 @@ class Run:
             total_steps=total,
             loss=_number(self._loss),
             resumed_from=self.resumed_from,
-            checkpointing=Checkpointing(
-                enabled=self.settings.checkpointing,
-                latest_checkpoint=latest,
-                checkpoints_created=saver.created if saver is not None else None,
-                latest_checkpoint_time=saver.committed_wall if saver is not None else None,
-            ),
+            checkpointing=self._host.checkpointing(),
             **metrics,
         )
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import struct
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from holdfast.boxes import folder, last_step
 from holdfast.home import ATTEMPT, CONTROL, LAUNCH
 from holdfast.launch import procs
 from holdfast.store.base import Owner
@@ -176,31 +176,12 @@ def read_request(home: str) -> tuple[str, str]:
 
 # ---------------------------------------------------------------------- black boxes
 
-# The part of the black boxes' layout that tells how far a rank is (holdfast.adapters.blackbox writes them, and
-# importing it would import torch): a mark, then slots that begin with sequence, kind and step.
-_MAGIC = b"holdfast-box-1\n\0"
-_HEADER, _SLOT, _SLOTS = 4096, 16384, 4
-_BOUNDARY = 0
-
 
 def box_steps(attempt: Attempt) -> dict[int, int]:
     """The last step that each rank of this machine has completed, to the step, alive or dead."""
-    folder = os.path.join(_shared_memory(), f"holdfast-{os.getuid()}-{attempt.token}")
     steps: dict[int, int] = {}
     for rank in attempt.ranks if attempt.token else ():
-        try:
-            with open(os.path.join(folder, f"rank-{rank}"), "rb") as file:
-                if file.read(len(_MAGIC)) != _MAGIC:
-                    continue
-                for slot in range(_SLOTS):
-                    file.seek(_HEADER + slot * _SLOT)
-                    sequence, kind, step = struct.unpack("<QQQ", file.read(24))
-                    if sequence and kind == _BOUNDARY:
-                        steps[rank] = max(steps.get(rank, 0), step)
-        except (OSError, struct.error):
-            continue
+        step = last_step(os.path.join(folder(attempt.token), f"rank-{rank}"))
+        if step is not None:
+            steps[rank] = step
     return steps
-
-
-def _shared_memory() -> str:
-    return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()

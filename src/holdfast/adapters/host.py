@@ -1,0 +1,178 @@
+"""One attempt of a run in this process, whichever framework trains: the parts that all adapters need alike.
+
+An adapter says what a step is, what the state is and how to restore it; the host meets the other
+ranks, finds the checkpoint to go on from, listens, tells people how it goes, and cleans up::
+
+    host = Host(settings, place)
+    checkpoint = host.resume(load)
+    host.start(training, look)
+    …          # the training thread: if step >= host.engine.next_stop: host.engine.at_boundary(step)
+    host.engine.finish(step) or host.engine.crashed(error), then host.close()
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+from holdfast.adapters.session import Place, Session, announce, open_session, resume
+from holdfast.agree import Agreement
+from holdfast.config import Settings
+from holdfast.engine import Engine, Training
+from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source
+from holdfast.progress import Checkpointing, Progress, ProgressFile
+from holdfast.reporting import Reporter
+from holdfast.saving import Saver
+from holdfast.store.checkpoints import Checkpoint
+
+log = logging.getLogger("holdfast")
+
+
+class Host:
+    """The framework-free part of an adapter."""
+
+    def __init__(self, settings: Settings, place: Place) -> None:
+        """Take the location; all ranks call this together."""
+        self.settings = settings
+        self.session: Session = open_session(settings, place)
+        self.checkpoint: Checkpoint | None = None
+        """What this attempt goes on from; None: from scratch."""
+        self.saver: Saver | None = None
+        self._engine: Engine | None = None
+        self._reporter: Reporter | None = None
+        if self.rank == 0:
+            announce(self.session)
+
+    @property
+    def rank(self) -> int:
+        return self.session.rank
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    @property
+    def resumed_from(self) -> str | None:
+        return self.checkpoint.name if self.checkpoint is not None else None
+
+    def box_path(self) -> str | None:
+        """Where this rank's black box lies; None where nothing is kept for survivors."""
+        return os.path.join(self.session.box_folder, f"rank-{self.rank}") if self.settings.rescue else None
+
+    def resume(self, load: Callable[[Checkpoint], None]) -> Checkpoint | None:
+        """Let every rank ``load`` the newest checkpoint that all of them can."""
+        if self.settings.checkpointing:
+            self.checkpoint = resume(self.session, load)
+        return self.checkpoint
+
+    def start(
+        self,
+        training: Training,
+        look: Callable[[], Progress],
+        *,
+        replicated: bool = True,
+        sources: Sequence[NoticeSource] = (),
+    ) -> Engine:
+        """Listen and report. ``replicated``: each rank holds all that the ranks share, so that any of them can lead.
+
+        ``sources``: where notices come from besides signals and what the settings name.
+        """
+        session, settings = self.session, self.settings
+        if settings.checkpointing:
+            self.saver = Saver(
+                backends=session.backends,
+                rank=session.rank,
+                world=session.world,
+                run=session.run,
+                attempt=session.attempt,
+                token=session.token,
+                keep=settings.keep,
+                journal=session.journal,
+                replicated=replicated,
+                peers=session.peers,
+            )
+            if self.checkpoint is not None:
+                self.saver.go_on_from(self.checkpoint)
+        signals = SignalSource(settings.signals)
+        listening: list[NoticeSource] = [signals, *sources]
+        if settings.notice_file:
+            listening.append(FileSource(settings.notice_file))
+        if settings.cloud:
+            listening.append(cloud_source(settings.cloud, settings.metadata_url))
+        self._engine = Engine(
+            settings=settings,
+            training=training,
+            agreement=Agreement(session.board, session.rank, session.world, settings.agree_timeout),
+            saver=self.saver,
+            sources=listening,
+            journal=session.journal,
+        )
+        if self.rank == 0:
+            self._tell_start(training.last_boundary())
+            self._reporter = Reporter(
+                ProgressFile(session.progress_file),
+                look,
+                signals,
+                lambda other: session.journal.record("handler_replaced", by=other),
+                only_when_poked=settings.progress_every is not None,
+            )
+        self._engine.start(training.last_boundary(), training.epoch() or 0)
+        if self._reporter is not None:
+            self._reporter.start()
+            self._reporter.poke()
+        return self._engine
+
+    def _tell_start(self, step: int) -> None:
+        checkpoint = self.checkpoint
+        self.session.journal.record(
+            "attempt",
+            pid=os.getpid(),
+            world=self.session.world,
+            process_started=self.session.process_started,
+            resumed_from=checkpoint.step if checkpoint else None,
+            step=step,
+            location=self.session.backends[0].uri,
+        )
+        if checkpoint is None:
+            log.info("starting from scratch, checkpoints go to %s", self.session.backends[0].uri)
+        elif not checkpoint.manifest.complete:
+            log.warning("resuming from %s, step %d", checkpoint.location, checkpoint.step)
+
+    def tell_training(self, step: int) -> None:
+        """The first batch of this attempt is there: what came before was start-up."""
+        if self.rank == 0:
+            self.session.journal.record("training", step=step)
+
+    def poke(self) -> None:
+        """Write the progress file now."""
+        if self._reporter is not None:
+            self._reporter.poke()
+
+    def checkpointing(self) -> Checkpointing:
+        """What the progress file says of checkpoints."""
+        saver = self.saver
+        latest = None
+        if saver is not None and saver.committed is not None and saver.committed_at is not None:
+            latest = f"{saver.committed_at.uri.rstrip('/')}/{saver.committed.name}"
+        return Checkpointing(
+            enabled=self.settings.checkpointing,
+            latest_checkpoint=latest,
+            checkpoints_created=saver.created if saver is not None else None,
+            latest_checkpoint_time=saver.committed_wall if saver is not None else None,
+        )
+
+    def close(self) -> None:
+        """Let go of everything: handlers, threads, the location."""
+        if self._engine is not None:
+            self._engine.close()
+        if self._reporter is not None:
+            self._reporter.stop()
+        for backend in self.session.backends:
+            backend.close()
+        self.session.journal.close()
+
+    def saved_all(self, step: int) -> bool:
+        """Whether nothing is left behind that a survivor would need."""
+        return self.saver is None or (self.saver.committed is not None and self.saver.committed.step >= step)
