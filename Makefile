@@ -21,7 +21,7 @@ READY := $(VENV)/.ready
 
 # A torch that this machine has already is used, whatever its version: it may be the one that fits its accelerator.
 # Otherwise torch comes first, so that nothing else decides which build of it is taken.
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit("holdfast needs Python 3.11 or newer; name one: make PYTHON=…" \
 	    if sys.version_info < (3, 11) else 0)'
 	@test -x $(RUN) || if $(PYTHON) -c 'import torch' 2>/dev/null; \

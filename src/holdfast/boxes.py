@@ -7,19 +7,50 @@ dead: a mark, then slots, each of which begins with a sequence number, a kind an
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import tempfile
+import time
 
 MAGIC = b"holdfast-box-1\n\0"
 HEADER, SLOT, SLOTS = 4096, 16384, 4
+_FORGOTTEN_S = 7 * 86400.0
 BOUNDARY, IN_FLIGHT = 0, 2
 """Kinds of record: at a step boundary; inside the step, after its forward pass."""
 
 
+def _prefix() -> str:
+    shared = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    return os.path.join(shared, f"holdfast-{os.getuid()}-")
+
+
 def folder(job: str) -> str:
     """Where the boxes of a job's ranks on this machine lie: memory that outlives a process, not the machine."""
-    shared = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    return os.path.join(shared, f"holdfast-{os.getuid()}-{job}")
+    return _prefix() + job
+
+
+def forget_old() -> None:
+    """Remove the boxes of this user's jobs that were killed long ago and never went on."""
+    parent, prefix = os.path.split(_prefix())
+    for name in os.listdir(parent):
+        job = os.path.join(parent, name)
+        if name.startswith(prefix) and _is_forgotten(job):
+            shutil.rmtree(job, ignore_errors=True)
+
+
+def _is_forgotten(job: str) -> bool:
+    try:
+        for name in os.listdir(job):
+            path = os.path.join(job, name)
+            if time.time() - os.stat(path).st_mtime < _FORGOTTEN_S:
+                return False
+            with open(path, "rb") as file:
+                head = file.read(80)
+            if head.startswith(MAGIC) and os.path.exists(f"/proc/{int.from_bytes(head[72:80], 'little')}"):
+                return False  # memory that is written through a mapping shows no time
+        return time.time() - os.stat(job).st_mtime > _FORGOTTEN_S
+    except OSError:
+        return False
 
 
 def last_step(path: str) -> int | None:

@@ -180,14 +180,16 @@ class Settings:
         True,
         parse_bool,
         "HOLDFAST_ENABLED",
-        meaning="`0` switches everything off, whatever else is set: no handler, no thread, no file.",
-        shown_default="on where a script uses `holdfast.Run`",
+        meaning="`1` switches the adapters on, for any framework, without a change of code. `0` switches everything "
+        "off, whatever else is set: no handler, no thread, no file.",
+        shown_default="on where a script asks for it: `holdfast.Run`, `enable_jit_checkpoint=True`, `holdfast run`",
     )
     ray_enabled: bool = _setting(
         False,
         parse_bool,
         "RAY_TRAIN_JIT_CHECKPOINT_ENABLED",
-        meaning="Switches the Ray Train adapter on; `HOLDFAST_ENABLED=0` wins over it.",
+        meaning="Switches the Ray Train adapter alone on, or with `0` off; `HOLDFAST_ENABLED=0` wins over it.",
+        shown_default="as `HOLDFAST_ENABLED`",
     )
     checkpointing: bool = _setting(
         True, parse_bool, "CHECKPOINT_ENABLED", meaning="`0`: no checkpoints are written or read; progress still is."

@@ -24,7 +24,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -110,7 +110,9 @@ class Engine:
         sources: Sequence[NoticeSource],
         journal: Any,
         clock: Clock = SYSTEM_CLOCK,
+        leave: Callable[[int], None] | None = None,
     ) -> None:
+        """``leave``: how a process is ended, with an exit code, whose training thread does not come out by itself."""
         self.settings = settings
         self.training = training
         self.agreement = agreement
@@ -132,6 +134,7 @@ class Engine:
         self._left = False
         self._broken = False
         """The training thread has left its loop with an exception."""
+        self._leave = leave or _leave_now
         self._last_save_step = 0
         self._last_save_epoch = 0
         self._unprepared = False
@@ -180,6 +183,7 @@ class Engine:
             grace_s=grace_s,
             kill_wait_s=kill_wait_s,
             step=self.training.last_boundary(),
+            dead=self.saver.dead_peers() if self.saver is not None else [],
         )
         if not ending:
             self._call_stop()
@@ -313,7 +317,7 @@ class Engine:
             self.wait_for_writer(self._stop.deadline.earlier(MARGIN_S))
             return
         self._save_and_leave("rescue" if self._rescuing() else "jit", at_boundary=False)
-        _leave_now(self.settings.exit_code)
+        self._leave(self.settings.exit_code)
 
     def _rescuing(self) -> bool:
         return self._decision is not None and self._decision.rescue
@@ -330,7 +334,7 @@ class Engine:
         if self.state is not State.LEFT:
             log.error("out of time at the deadline: leaving with what is committed")
             self.journal.record("end", step=self.training.last_boundary(), outcome="failed", error="out of time")
-        _leave_now(self.settings.exit_code)
+        self._leave(self.settings.exit_code)
 
     # ------------------------------------------------------------------ called by the training thread
 

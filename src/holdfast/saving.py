@@ -318,6 +318,10 @@ class Saver:
             raise StoreError(f"the part of rank {min(missing)} is missing and no other rank holds a copy of it")
         return [f"the random state and data position of rank {rank} are lost" for rank in sorted(missing)]
 
+    def dead_peers(self) -> list[int]:
+        """Ranks of this machine that are gone."""
+        return [rank for rank in self.peers if rank != self.rank and self._is_dead(rank)]
+
     def _is_dead(self, rank: int) -> bool:
         return rank in self.peers and self.peers[rank].is_dead()
 

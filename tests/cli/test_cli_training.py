@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,7 @@ def test_two_ranks_end_with_the_same_parameters_whatever_happens_on_the_way(tmp_
     assert shown["state"] == "complete"
     assert shown["goodput"]["steps_lost"] == 0
     assert [entry["what"] for entry in shown["interruptions"]].count("paused") == 1
+    assert shown["interruptions"][1]["detail"] == "rank 0 died"
     assert json_of("verify", location)["whole"] is True
     assert "ChildFailedError" not in said
     assert "SignalException" not in said
@@ -78,3 +82,18 @@ def test_one_process_without_torchrun_saves_for_the_launcher_and_goes_on(tmp_pat
     again = holdfast("run", TRAINING, location)
     assert again.returncode == 0
     assert result(again.stdout) == result(undisturbed.stdout)
+
+
+@pytest.mark.slow
+def test_a_preemption_that_is_asked_for_before_the_run_has_shown_itself_waits_for_it(tmp_path: Path) -> None:
+    location = tmp_path / "run"
+    launcher = start("run", TRAINING, location, "0.15", output=tmp_path / "out")
+    began = time.time()
+    wait_for(lambda: glob.glob(os.path.join(tempfile.gettempdir(), "holdfast-launch-*", "starting")))
+    assert not location.exists()
+    outcome = json_of("preempt", location)["preemptions"][0]
+    assert (outcome["saved"], outcome["steps_lost"]) == (True, 0)
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(30)
+    first = events(location, "launch")[0]
+    assert began - 1 <= first["at"] < events(location, "attempt")[0]["process_started"] + 0.1  # which knows 10 ms

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from holdfast import boxes
 from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox, read_box
 from holdfast.boxes import BOUNDARY, IN_FLIGHT
@@ -98,3 +103,29 @@ def test_rubbish_is_no_black_box(tmp_path):
     (tmp_path / "box").write_bytes(b"\0" * 100)
     with pytest.raises(ValueError, match="no black box"):
         read_box(str(tmp_path / "box"))
+
+
+def test_boxes_of_jobs_that_died_long_ago_are_removed_and_no_others():
+    long_ago = time.time() - 8 * 86400
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    jobs = {}
+    for name, pid, when in (
+        ("dead", ended.pid, long_ago),
+        ("recent", ended.pid, None),
+        ("alive", os.getpid(), long_ago),
+    ):
+        job = jobs[name] = boxes.folder(f"test-{name}-{os.getpid()}")
+        os.makedirs(job)
+        path = os.path.join(job, "rank-0")
+        box = BlackBox(path, 0)
+        box._memory[72:80] = pid.to_bytes(8, "little")
+        if when is not None:
+            os.utime(path, (when, when))
+            os.utime(job, (when, when))
+    try:
+        boxes.forget_old()
+        assert {name for name, job in jobs.items() if os.path.exists(job)} == {"recent", "alive"}
+    finally:
+        for job in jobs.values():
+            shutil.rmtree(job, ignore_errors=True)

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from holdfast.adapters.session import Place, Session, announce, open_session, resume
+from holdfast.adapters.surroundings import surroundings
 from holdfast.agree import Agreement
 from holdfast.config import Settings
 from holdfast.engine import Engine, Training
@@ -95,8 +96,9 @@ class Host:
             )
             if self.checkpoint is not None:
                 self.saver.go_on_from(self.checkpoint)
+        around = surroundings()
         signals = SignalSource(settings.signals)
-        listening: list[NoticeSource] = [signals, *sources]
+        listening: list[NoticeSource] = [signals, *sources, *around.sources()]
         if settings.notice_file:
             listening.append(FileSource(settings.notice_file))
         if settings.cloud:
@@ -108,6 +110,7 @@ class Host:
             saver=self.saver,
             sources=listening,
             journal=session.journal,
+            leave=around.leave,
         )
         if self.rank == 0:
             self._tell_start(training.last_boundary())

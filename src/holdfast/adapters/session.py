@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.agree import Board
-from holdfast.boxes import folder, last_step
+from holdfast.boxes import folder, forget_old, last_step
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, StoreError
 from holdfast.home import ATTEMPT, JOURNAL, default_location, home_of
@@ -152,6 +152,7 @@ def _read_json(path: str) -> dict[str, Any]:
 
 def announce(session: Session) -> None:
     """On rank 0: say in the home folder who runs now, and how the last attempt ended if it did not say so itself."""
+    forget_old()
     path = os.path.join(session.home, ATTEMPT)
     last = _read_json(path)
     if last.get("token"):

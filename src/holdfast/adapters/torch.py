@@ -28,6 +28,7 @@ from typing import Any, Self
 
 from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox
+from holdfast.adapters.claim import claim
 from holdfast.adapters.data import Batches
 from holdfast.adapters.host import Host
 from holdfast.adapters.loop import Loop
@@ -83,10 +84,14 @@ class Run:
         self._iterating = 0
         self._trained = False
         self._host: Host | None = None
+        self._in_charge = contextlib.ExitStack()
         if self.settings.enabled:
             self._objects.check()
-            self._host = Host(self.settings, torch_place())
-            self._loop = self._start(self._host)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(claim("run"))
+                self._host = Host(self.settings, torch_place())
+                self._loop = self._start(self._host)
+                self._in_charge = stack.pop_all()
         else:
             self._loop = Loop(self._objects, BlackBox(None, self.rank), self.rank, rescue=False)
 
@@ -249,6 +254,7 @@ class Run:
 
     def _close(self) -> None:
         assert self._host is not None
+        self._in_charge.close()
         self._loop.unhook()
         for batches in self._loop.place[2].values():
             batches.close()

@@ -10,12 +10,13 @@ import typer
 
 from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds
 from holdfast.cli.run import supervise
+from holdfast.clock import Deadline
 from holdfast.config import parse_duration
 from holdfast.errors import ConfigError
 from holdfast.launch import control, rehearsal
 from holdfast.launch.control import Answer
 from holdfast.launch.rehearsal import Outcome
-from holdfast.launch.runs import resolve
+from holdfast.launch.runs import resolve, resolve_soon
 
 Run = Annotated[
     str | None,
@@ -124,13 +125,13 @@ def preempt(
     timeout: Annotated[str, typer.Option(help="Seconds to wait for the run to train.")] = "120",
     as_json: Json = False,
 ) -> None:
-    place = resolve(run)
     number = rehearsal.parse_signal(signal)
     if launcher and (ranks or all_ranks):
         raise ConfigError("--launcher goes with neither --rank nor --all")
     if ranks and all_ranks:
         raise ConfigError("--rank and --all exclude each other")
     wait_s, skew_s = _seconds("--timeout", timeout) or 0.0, _seconds("--skew", skew) or 0.0
+    place = resolve_soon(run, Deadline.after(wait_s))
     outcomes: list[Outcome] = []
     attempt_number = 0
     for index in range(repeat):

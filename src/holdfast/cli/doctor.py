@@ -14,10 +14,13 @@ from holdfast.cli.output import PROBLEM, Json, console, emit, guarded, parse_byt
 from holdfast.config import settings_table
 from holdfast.errors import HoldfastError
 from holdfast.launch.runs import RUNS, RunNotFoundError, RunPlace, place_of, resolve
+from holdfast.launch.supervisor import child_environ
 from holdfast.store import Backend
 
 HELP = """Look for what will hurt later: a grace period that is too short, a location that cannot be written or is
 too small, a file system that does not keep its word, a signal handler that someone replaced.
+
+And see which adapters act on scripts that do not know holdfast, and why.
 
 Exit codes: 0 nothing found, 1 warnings or errors."""
 
@@ -33,7 +36,10 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     place = _place(run)
-    findings = examine(place, parse_bytes(size) if size is not None else None)
+    environ = environ_of(place)
+    adapters = checks.look_at_adapters(environ)
+    findings = examine(place, parse_bytes(size) if size is not None else None, environ)
+    findings += checks.check_adapters(adapters, environ)
     problems = [finding for finding in findings if finding.severity != OK]
     if as_json:
         emit(
@@ -41,6 +47,7 @@ def doctor(
                 "location": place.location,
                 "ok": not problems,
                 "findings": [dataclasses.asdict(finding) for finding in findings],
+                "adapters": [dataclasses.asdict(adapter) for adapter in adapters],
             }
         )
     else:
@@ -56,11 +63,14 @@ def _place(text: str | None) -> RunPlace:
         return place_of(text or RUNS)  # a place that is still empty
 
 
-def examine(run: RunPlace, size: int | None) -> list[Finding]:
-    environ = dict(os.environ)
+def environ_of(run: RunPlace) -> dict[str, str]:
+    """What a start of this run would find in its environment."""
+    launch = run.launch()
+    return dict(os.environ) if launch is None else child_environ(launch.spec)
+
+
+def examine(run: RunPlace, size: int | None, environ: dict[str, str]) -> list[Finding]:
     launch, attempt = run.launch(), run.attempt()
-    if launch is not None:
-        environ = {**environ, **launch.spec.environ, **launch.spec.settings}
     settings, findings = checks.check_settings(environ)
     told = attempt is None or any(environ.get(name) for name in settings_table()["grace_period"].env)
     grace_s = settings.grace_period if told or attempt is None else attempt.grace_s

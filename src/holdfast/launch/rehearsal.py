@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError
 from holdfast.launch import procs
 from holdfast.launch.control import NotLiveError, live_launch, saved_step
 from holdfast.launch.records import Attempt, box_steps
-from holdfast.launch.runs import RunPlace
+from holdfast.launch.runs import RunPlace, about_to_start
 from holdfast.store.base import Owner
 
 _LOOK_S = 0.05
@@ -66,7 +66,7 @@ def wait_for_training(run: RunPlace, timeout_s: float, after: int = 0) -> Attemp
             }
             if (attempt.run, attempt.number) in started:
                 return attempt
-        elif attempt is None or (not after and run.live_state() is None):
+        elif (attempt is None or not after) and run.live_state() is None and not about_to_start():
             elsewhere = attempt.elsewhere() if attempt is not None else {}
             why = f"; rank {min(elsewhere)} runs {procs.where(elsewhere[min(elsewhere)])}" if elsewhere else ""
             raise NotLiveError(f"{run.location}: no rank of it is alive here{why}")

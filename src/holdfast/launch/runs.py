@@ -6,20 +6,31 @@ a name it is the one that a person in this folder most likely means.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
+import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.clock import Deadline
 from holdfast.config import settings_table
 from holdfast.errors import HoldfastError
 from holdfast.home import ATTEMPT, JOURNAL, LAUNCH, home_of
-from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_launch
+from holdfast.launch import procs
+from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_json, read_launch
 from holdfast.progress import ProgressFileError, read_journal, read_progress
 from holdfast.store import Backend, open_backend
+from holdfast.store.base import Owner
 from holdfast.store.manifest import step_of
 
 RUNS = "holdfast-runs"
+FOLDER = "holdfast-launch-"
+"""Begins the name of a launcher's own folder among the temporary files."""
+STARTING = "starting"
+"""A file in it, until the run has shown itself: whose launcher it is."""
 _HOME = ".holdfast"
 _PROGRESS = "training_progress.json"
 
@@ -173,3 +184,25 @@ def resolve(text: str | None, environ: Mapping[str, str] | None = None) -> RunPl
     if _is_run(os.curdir):
         return place_of(os.getcwd())
     raise RunNotFoundError(f"there is no run in {os.getcwd()} nor below {RUNS}/.{_candidates()}")
+
+
+def about_to_start() -> bool:
+    """Whether a launcher of this user lives whose run has not shown itself yet."""
+    for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{FOLDER}*", STARTING)):
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            if procs.is_alive(Owner.from_dict(read_json(path))):
+                return True
+    return False
+
+
+def resolve_soon(text: str | None, limit: Deadline) -> RunPlace:
+    """As :func:`resolve`; waits for a run that a launcher is just starting."""
+    while True:
+        try:
+            run = resolve(text)
+            if run.live_state() is not None or limit.passed() or not about_to_start():
+                return run
+        except RunNotFoundError:
+            if limit.passed() or not about_to_start():
+                raise
+        time.sleep(0.2)

@@ -33,6 +33,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from types import FrameType
 from typing import Any, Protocol
 
@@ -54,8 +55,9 @@ from holdfast.launch.records import (
     read_json,
     read_launch,
     read_request,
+    write_json,
 )
-from holdfast.launch.runs import RUNS, RunPlace
+from holdfast.launch.runs import FOLDER, RUNS, STARTING, RunPlace
 from holdfast.launch.watch import Tail, View
 from holdfast.progress import Journal, redact_uri
 from holdfast.store.base import Owner
@@ -132,6 +134,7 @@ class Supervisor:
         self._started = False
         self._fresh = self.settings.resume == "never"
         self._starts = 0
+        self._launched = 0.0
         self._failures = 0
         self._wish = _Wish.NONE
         self._ending = signal.SIGTERM
@@ -148,7 +151,8 @@ class Supervisor:
         """Returns the exit code: the script's, or that of the signal that ended it."""
         home = expected_home(self.spec, self.settings)
         check_free(home)
-        self._folder = tempfile.mkdtemp(prefix="holdfast-launch-")
+        self._folder = tempfile.mkdtemp(prefix=FOLDER)
+        write_json(os.path.join(self._folder, STARTING), self._owner.as_dict())
         before = self._listen()
         try:
             procs.become_subreaper()
@@ -270,6 +274,7 @@ class Supervisor:
             command = agent + command
         self.view.state = "starting"
         self._write(RUNNING)
+        self._launched = time.time()
         self._record("launch", pid=os.getpid(), start=self._starts)
         self._started = True
         self._family.start(
@@ -364,6 +369,8 @@ class Supervisor:
         if self._attempt is None or first_word:
             self._first_number = attempt.number
         self._attempt = attempt
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._folder, STARTING))
         self.environ["HOLDFAST_RUN_ID"] = attempt.run
         self.view.attempt, self.view.ranks = attempt.number, len(attempt.ranks)
         if first_word:
@@ -372,7 +379,7 @@ class Supervisor:
                 self.screen.say("elsewhere", f"--dir is not used: the script itself saves to {where}", location=where)
             self._know(home)
             self._write(RUNNING)
-            self._record("launch", pid=os.getpid(), start=self._starts)
+            self._record("launch", pid=os.getpid(), start=self._starts, at=self._launched)
 
     def _know(self, home: str) -> None:
         """From now on this is the run's home."""
@@ -463,6 +470,8 @@ class Supervisor:
 def child_environ(spec: LaunchSpec) -> dict[str, str]:
     """The environment of the script."""
     environ = {**os.environ, **spec.environ, **spec.settings}
+    if not environ.get("HOLDFAST_ENABLED"):
+        environ["HOLDFAST_ENABLED"] = "1"
     if spec.dir is not None:
         environ["HOLDFAST_DIR"] = spec.dir
     if spec.fresh:

@@ -366,7 +366,10 @@ def _read(events: Iterable[Mapping[str, Any]]) -> _History:
             history.pauses.append((paused_at, t))
             paused_at = None
         if name == "launch":
-            history.launches.append(t)
+            # The first one is written once the run is known, and says itself when the start really was.
+            at = _seconds(event.get("at"))
+            since = 0.0 if at is None else t - (at + shift)
+            history.launches.append(t - since if 0.0 < since <= _LONGEST_BEFORE_FIRST_EVENT_S else t)
         elif name == "exit":
             history.exits.append(t)
         number = event.get("attempt")
@@ -416,6 +419,9 @@ def _note(attempt: _Attempt, event: Mapping[str, Any], t: float) -> None:
         if attempt.notice_wall is None:
             attempt.notice_wall = float(event["t"])
             attempt.detail = _words(event, "source", "detail")
+            if isinstance(dead := event.get("dead"), list) and dead:
+                # torchrun tells the others to leave once a rank is dead: that is what happened, not the signal.
+                attempt.detail = f"rank {dead[0]} died"
     elif name == "commit":
         attempt.commits.append((t, step))
         attempt.committed_step = max(attempt.committed_step or 0, step or 0)

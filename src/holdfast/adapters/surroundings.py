@@ -1,0 +1,36 @@
+"""What surrounds this process, for whichever adapter trains in it.
+
+A worker of Ray hears of more than signals, and must not end its own process: Ray would take that for a
+failure. Who knows that is the adapter of Ray; who trains may be another. So the one says it here, and the
+host of the other asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast.notice import NoticeSource
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a host takes from its surroundings. The default: a process of its own."""
+
+    sources: Callable[[], Sequence[NoticeSource]] = tuple
+    """Makes the sources of notices that every training in this process listens to."""
+    leave: Callable[[int], None] | None = None
+    """How this process is ended, with an exit code, where its training thread is stuck; None: at once."""
+
+
+_current = Surroundings()
+
+
+def surroundings() -> Surroundings:
+    return _current
+
+
+def surround(new: Surroundings) -> None:
+    """Say what surrounds this process, before anything trains in it."""
+    global _current
+    _current = new
