@@ -110,11 +110,8 @@ def test_boxes_of_jobs_that_died_long_ago_are_removed_and_no_others():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     jobs = {}
-    for name, pid, when in (
-        ("dead", ended.pid, long_ago),
-        ("recent", ended.pid, None),
-        ("alive", os.getpid(), long_ago),
-    ):
+    cases = (("dead", ended.pid, long_ago), ("recent", ended.pid, None), ("alive", os.getpid(), long_ago))
+    for name, pid, when in cases:
         job = jobs[name] = boxes.folder(f"test-{name}-{os.getpid()}")
         os.makedirs(job)
         path = os.path.join(job, "rank-0")
