@@ -19,7 +19,7 @@ from dataclasses import asdict
 
 from bench import Bench, Row
 
-BENCHMARKS = ("boundary", "stall", "durable", "notice", "agreement", "incremental", "find", "load")
+BENCHMARKS = ("startup", "boundary", "stall", "durable", "notice", "agreement", "incremental", "find", "load")
 
 
 def main() -> int:

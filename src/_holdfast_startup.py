@@ -68,7 +68,7 @@ def start() -> None:
     for name in TRIGGERS:
         if name in sys.modules:
             _imported(name, sys.modules[name])
-    sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder)
 
 
 class Finder:

@@ -1,0 +1,151 @@
+"""Ray Train: workers save just in time, and Ray starts them anew without spending ``max_failures``.
+
+On the driver, Ray builds :class:`JITCheckpointCallback` since ``RAY_TRAIN_CALLBACKS`` names it, and sends it to
+every worker; so the environment of the driver alone decides. In the worker, :mod:`holdfast.adapters.ray_worker`
+does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import ray
+from ray.train.v2._internal.execution.callback import WorkerCallback
+
+from holdfast.config import Settings, settings_table
+from holdfast.errors import ConfigError, HoldfastError
+
+OLDEST = (2, 58)
+"""Of Ray: before it, a worker cannot say that it is preempted."""
+_LOCAL_PATHS = ("HOLDFAST_DIR", "CHECKPOINT_URI", "HOLDFAST_FALLBACK_DIR", "CHECKPOINT_FALLBACK_URI")
+
+
+@dataclass
+class JITCheckpointConfig:
+    """The explicit way to switch just-in-time checkpoints on, as ``jit_checkpoint_config=`` of a run config.
+
+    Deprecated: ``RAY_TRAIN_JIT_CHECKPOINT_ENABLED`` and ``RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT`` do the same without a
+    change of code, and win over it where they are set.
+    """
+
+    enabled: bool = False
+    kill_wait: float = 3.0
+
+    def __post_init__(self) -> None:
+        warnings.warn(
+            "JITCheckpointConfig is deprecated: set RAY_TRAIN_JIT_CHECKPOINT_ENABLED=1 and "
+            "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT in the environment of the driver instead",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        Settings.load({}, ray_enabled=self.enabled, kill_wait=self.kill_wait)
+
+
+class JITCheckpointCallback(WorkerCallback):  # type: ignore[misc]
+    """Built on the driver, pickled, and called in every worker."""
+
+    def __init__(self, config: JITCheckpointConfig | None = None) -> None:
+        """Raises where the settings are wrong: on the driver, before a worker is started."""
+        check_version()
+        self.config = config
+        self.variables = _variables(os.environ, config) if is_enabled(os.environ, config) else None
+        """What a worker must find in its environment; None: keep out."""
+        self._worker: Any = None
+
+    def after_init_train_context(self) -> None:
+        if self.variables is None or self._is_superseded():
+            return
+        from holdfast.adapters.ray_worker import Worker
+
+        self._worker = Worker(self.variables)
+        self._worker.begin()
+
+    def before_worker_shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.shut_down()
+
+    def _is_superseded(self) -> bool:
+        """Whether the run config brings a callback of its own, which knows more than this one of the environment."""
+        from ray.train.v2._internal.execution.context import get_train_context
+
+        others = get_train_context().train_run_context.run_config.callbacks
+        return self.config is None and any(isinstance(other, JITCheckpointCallback) for other in others)
+
+
+def check_version() -> None:
+    """Raise where Ray is too old, or is told to use the old Ray Train."""
+    from ray.train.v2._internal.constants import is_v2_enabled
+
+    found = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    if found < OLDEST:
+        raise HoldfastError(
+            f"just-in-time checkpoints need Ray {'.'.join(map(str, OLDEST))} or newer, and this is Ray "
+            f"{ray.__version__}: upgrade Ray, or unset RAY_TRAIN_JIT_CHECKPOINT_ENABLED"
+        )
+    if not is_v2_enabled():
+        raise HoldfastError(
+            "just-in-time checkpoints need Ray Train V2, and RAY_TRAIN_V2_ENABLED=0 switches it off: unset it, or "
+            "unset RAY_TRAIN_JIT_CHECKPOINT_ENABLED"
+        )
+
+
+def is_enabled(environ: Mapping[str, str], config: JITCheckpointConfig | None) -> bool:
+    """A variable that is set wins over the config; a callback that was named without either is meant to act."""
+    settings = Settings.load(environ)
+    if not settings.enabled:
+        return False
+    if environ.get("RAY_TRAIN_JIT_CHECKPOINT_ENABLED"):
+        return settings.ray_enabled
+    return bool(environ.get("HOLDFAST_ENABLED")) or config is None or config.enabled
+
+
+def _variables(environ: Mapping[str, str], config: JITCheckpointConfig | None) -> dict[str, str]:
+    """holdfast's part of the driver's environment, with what the config adds where no variable is set."""
+    table = settings_table()
+    variables = {
+        name: environ[name] for setting in table.values() for name in setting.env if environ.get(name, "") != ""
+    }
+    for name in _LOCAL_PATHS:
+        if name in variables and "://" not in variables[name]:
+            variables[name] = os.path.abspath(os.path.expanduser(variables[name]))
+    waits = table["kill_wait"].env
+    if config is not None and not any(name in variables for name in waits):
+        variables[waits[0]] = str(config.kill_wait)
+    return variables
+
+
+def install(module: ModuleType) -> None:
+    """Let run configs of Ray Train take ``jit_checkpoint_config=``."""
+    module.JITCheckpointConfig = JITCheckpointConfig  # type: ignore[attr-defined]
+    from ray.train.v2.api.config import RunConfig
+
+    _accept_config(RunConfig)
+
+
+def _accept_config(run_config: Any) -> None:
+    original = run_config.__init__
+    if getattr(original, "holdfast", False):
+        return
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any, *args: Any, jit_checkpoint_config: JITCheckpointConfig | None = None, **fields: Any
+    ) -> None:
+        original(self, *args, **fields)
+        if jit_checkpoint_config is None:
+            return
+        if not isinstance(jit_checkpoint_config, JITCheckpointConfig):
+            raise ConfigError(
+                f"jit_checkpoint_config={jit_checkpoint_config!r} is not accepted; it must be a JITCheckpointConfig"
+            )
+        if is_enabled(os.environ, jit_checkpoint_config):
+            self.callbacks = [*self.callbacks, JITCheckpointCallback(jit_checkpoint_config)]
+
+    __init__.holdfast = True  # type: ignore[attr-defined]
+    run_config.__init__ = __init__

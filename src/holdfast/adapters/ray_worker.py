@@ -1,0 +1,165 @@
+"""holdfast's part in a worker of Ray Train.
+
+Ray runs the training function in a thread; the worker's main thread is free, and takes signals. After a
+just-in-time save the function must neither return (Ray would take that for the end of the training) nor
+raise, nor may the process end (both are failures, charged to ``max_failures``). So the worker reports itself
+preempted, with a deadline that is over, and waits: Ray starts the workers anew, at once and without a charge.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import ray
+from ray.train.v2._internal.execution.context import TrainContext, get_train_context
+from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
+from ray.train.v2.api.preemption import PreemptionInfo
+
+from holdfast.adapters.ray_drain import DrainSource, draining
+from holdfast.adapters.ray_storage import location_of, run_id_of
+from holdfast.adapters.registry import ADAPTERS
+from holdfast.adapters.replay import Follower
+from holdfast.adapters.surroundings import Surroundings, surround
+from holdfast.config import Settings
+from holdfast.errors import Preempted, StoreError
+from holdfast.notice import NoticeSource, listen
+
+log = logging.getLogger("holdfast")
+
+_PATIENCE_S = 4.0
+"""Ray gives a worker five seconds between the word that it will be stopped and the kill."""
+
+
+class Worker:
+    """One life of one worker."""
+
+    def __init__(self, variables: dict[str, str]) -> None:
+        """``variables``: holdfast's part of the driver's environment, checked there."""
+        context = get_train_context()
+        os.environ.update(variables)
+        settings = Settings.load()
+        if settings.dir is None:
+            os.environ["HOLDFAST_DIR"] = location_of(context)
+        if settings.run_id is None:
+            os.environ["HOLDFAST_RUN_ID"] = run_id_of(context)
+        # Whatever trains in this worker, another framework's adapter perhaps, finds the same settings.
+        os.environ["HOLDFAST_ENABLED"] = "1"
+        self.settings = Settings.load()
+        self.context: TrainContext = context
+        self.rank: int = context.get_world_rank()
+        self.node: str = ray.get_runtime_context().get_node_id()
+        self._leaving = threading.Event()
+        self._over = threading.Event()
+        self._follower = Follower(self.settings, on_preempted=self._preempted, name="ray")
+
+    # ------------------------------------------------------------------ in the main thread
+
+    def begin(self) -> None:
+        """Before the training function is started."""
+        listen(self.settings.signals)
+        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave()))
+        _install_adapters()
+        set_train_fn_utils(_TrainFnUtils(self._follower))
+        runner = self.context.execution_context.training_thread_runner
+        run = runner.run
+
+        def run_followed(target: Callable[[], Any]) -> None:
+            run(functools.wraps(target)(functools.partial(self._train, target)))
+
+        runner.run = run_followed
+
+    def shut_down(self) -> None:
+        """Ray is about to kill this process. From now on signals are Ray's again."""
+        if not self._over.is_set() and not self._leaving.is_set():
+            self._save_before_the_kill()
+        self._follower.close()
+
+    def _save_before_the_kill(self) -> None:
+        """Another worker died, say, or the group changes its size: what is complete is saved all the same."""
+
+    # ------------------------------------------------------------------ in the training thread
+
+    def _train(self, target: Callable[[], Any]) -> Any:
+        follower = self._follower
+        try:
+            follower.start()
+            result = target()
+            if not self._leaving.is_set():
+                self._finish()
+        except Preempted:
+            self._leave()
+        except BaseException as error:
+            if not self._leaving.is_set():
+                follower.crashed(error)
+                follower.close()
+                self._over.set()
+                raise
+        if self._leaving.is_set():
+            self._park()
+        follower.close()
+        self._over.set()
+        return result
+
+    def _finish(self) -> None:
+        try:
+            self._follower.finish()
+        except StoreError as error:
+            # The training is done, and its result is the user's own: not a reason to call it failed.
+            log.error("the end of the run could not be committed: %s", error)
+
+    def _preempted(self, error: Preempted) -> NoReturn:
+        self._leave()
+        raise error
+
+    def _leave(self) -> None:
+        """Let Ray start the workers anew. The state is committed, or cannot be."""
+        grace_s = getattr(self.context.train_run_context.run_config.failure_config, "preemption_grace_s", 0.0)
+        over_ms = int((time.time() - grace_s) * 1000)
+        self.context.preemption_context.preemption_info = PreemptionInfo(
+            deadline_ms=over_ms, preempted_node_to_ranks={self.node: [self.rank]}
+        )
+        self._leaving.set()
+
+    def _park(self) -> NoReturn:
+        """Until the kill. Ray Train's own word of the same drain, with a later deadline, must not replace ours."""
+        while True:
+            self._leave()
+            time.sleep(0.2)
+
+    # ------------------------------------------------------------------ notices
+
+    def _sources(self) -> Sequence[NoticeSource]:
+        first_of_node = self.context.get_local_rank() == 0
+        return [DrainSource(lambda: draining(self.node) if first_of_node else None, self._told)]
+
+    def _told(self) -> int | None:
+        info = self.context.preemption_context.preemption_info
+        return None if info is None or self._leaving.is_set() else info.deadline_ms or 0
+
+
+class _TrainFnUtils(DistributedTrainFnUtils):  # type: ignore[misc]
+    """Behind ``ray.train.report`` and its like: what the loop did before the save is not done again."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def report(self, *args: Any, **kwargs: Any) -> None:
+        if not self._follower.replaying:
+            super().report(*args, **kwargs)
+
+
+def _install_adapters() -> None:
+    """For frameworks that this process imported before it was told to act."""
+    for adapter in ADAPTERS:
+        for trigger in adapter.triggers:
+            if adapter.name not in ("ray", "replay") and trigger in sys.modules:
+                from holdfast.adapters.registry import install
+
+                install(adapter.name, sys.modules[trigger])
