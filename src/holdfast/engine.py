@@ -404,8 +404,8 @@ class Engine:
             return
         self._call("save", "clock", str(self.settings.save_every), 0.0, 0.0)
 
-    def _save_periodic(self, step: int) -> None:
-        """Copy the state out of the way, and write it behind training's back."""
+    def _save_periodic(self, step: int, *, end: bool = False) -> None:
+        """Copy the state out of the way, and write it behind training's back. ``end``: the run may be complete here."""
         if self.saver is None:
             return
         began = time.monotonic()
@@ -413,7 +413,8 @@ class Engine:
         # ranks must take the same decision without asking each other.
         self.wait_for_writer()
         waited = time.monotonic() - began
-        save = Save(step=step, reason="periodic", epoch=self.training.epoch())
+        reason = "final" if end else "periodic"
+        save = Save(step=step, reason=reason, epoch=self.training.epoch(), complete=end)
         files = self.training.files(live=False, at_boundary=True)
         stall = time.monotonic() - began
         self.stalled_s += stall
@@ -421,7 +422,7 @@ class Engine:
         self.journal.record(
             "staged",
             step=step,
-            reason="periodic",
+            reason=reason,
             stall_s=round(stall, 4),
             waited_s=round(waited, 4),
             bytes=self.training.size(),
@@ -436,9 +437,9 @@ class Engine:
         try:
             self.saver.write(save, files, self.training.size())
         except StoreError as error:
-            log.error("periodic save of step %d failed, training goes on: %s", save.step, error)
+            log.error("%s save of step %d failed, training goes on: %s", save.reason, save.step, error)
         except Exception:
-            log.exception("periodic save of step %d failed, training goes on", save.step)
+            log.exception("%s save of step %d failed, training goes on", save.reason, save.step)
         if self.settings.save_every.seconds:
             self._schedule()
 
@@ -543,6 +544,22 @@ class Engine:
         self.journal.sync()
         self.state = State.LEFT
         return manifest
+
+    def rest(self, step: int) -> Manifest | None:
+        """A part of the run is complete, and nobody knows whether another follows: commit it as the end, and stay ready.
+
+        For scripts that train several times. A notice that comes from now on finds everything saved.
+        """
+        if self.saver is None:
+            return None
+        self.wait_for_writer()
+        committed = self.saver.committed
+        if committed is None or committed.step < step:
+            self._save_periodic(step, end=True)
+            self.wait_for_writer()
+        elif not committed.complete:
+            self.saver.complete(Save(step=committed.step, reason="final"))
+        return self.saver.committed
 
     def _commit_end(self, save: Save, *, again: bool) -> Manifest | None:
         assert self.saver is not None

@@ -54,6 +54,8 @@ class Adopted:
     size: int
     entry: FileEntry
     source: str
+    home: str | None = None
+    """Where that checkpoint lies: at another location the file is left out. None: the save fails without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +236,11 @@ class Saver:
         try:
             for image in images:
                 if isinstance(image, Adopted):
+                    if image.home not in (None, backend.uri):
+                        continue
                     extra = backend.adopt(save.name, image.path, image.source, image.entry.path)
+                    if extra is None and image.home is not None:
+                        continue
                     if extra is None:
                         raise StoreError(f"{backend.uri} cannot refer to {image.source}/{image.entry.path}")
                     entries.append(FileEntry(image.path, image.size, image.entry.checksum, extra.get("ref")))

@@ -163,7 +163,10 @@ class Job:
 
 def _family(pid: int) -> list[int]:
     """A process and its descendants, children first."""
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout.split()
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
     return [*(member for child in children for member in _family(int(child))), pid]
 
 

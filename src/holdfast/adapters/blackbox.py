@@ -8,9 +8,10 @@ Each file has two slots for boundaries and two for moments inside a step, used i
 number is written last, and cleared first: a process that dies while it writes a slot leaves the one
 before it valid.
 
-The layout of the generators in memory is not a public interface of torch and CPython. It is found by
-looking for the generator's own words and proved, by drawing numbers and decoding, before it is used;
-where the proof fails the public calls are used, which are slower.
+The layout of the generators in memory is not a public interface of torch, CPython and NumPy. It is found
+by looking for the generator's own words and proved, by drawing numbers and decoding, before it is used;
+where the proof fails the public calls are used, which are slower. All words are copied each time: to find
+out whether they have changed would take longer.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from holdfast.boxes import HEADER, MAGIC, SLOT, SLOTS
 
 _MT_BYTES = 624 * 4
 _TORCH_HEAD, _TORCH_TAIL = 20, 32
-# kind, step, epoch, passes, delivered; NumPy's spare normal, whether there is one; Python's likewise. Before
-# them, by itself, the sequence number.
-_RECORD = struct.Struct("@QQQQQdQdQ")
+# The sequence number; kind, step, epoch, passes, delivered; whether NumPy has a spare normal, as it lies in its
+# memory, and which; Python's spare normal, and whether there is one.
+_RECORD = struct.Struct("@QQQQQQi4xddQ")
+_STEP, _DELIVERED = 2, 5
+_AT_NUMPY_SPARE, _NUMPY_SPARE = 48, struct.Struct("@i4xd")
 _AT_CUDA = 96
 _CUDA = struct.Struct("@QQQ")  # whether it is used; its generator's seed and offset, which are all of its state
 _ALL = slice(None)
@@ -55,35 +58,26 @@ class Record:
     random: dict[str, Any]
 
 
-class _TorchWords:
-    """The words of torch's CPU generator, as raw memory where its place is proved, else by its public call."""
-
-    def __init__(self) -> None:
-        self.view: memoryview | None = None
-        address = torch.default_generator._cdata
-        words = _legacy_words(torch.get_rng_state())
-        memory = ctypes.string_at(address, 3072)
-        offset = memory.find(words)
-        if offset >= _TORCH_HEAD:
-            size = _TORCH_HEAD + _MT_BYTES + _TORCH_TAIL
-            candidate = (ctypes.c_char * size).from_address(address + offset - _TORCH_HEAD)
-            view = memoryview(candidate).cast("B")
-            if self._proved(view):
-                self.view = view
-
-    @staticmethod
-    def _proved(view: memoryview) -> bool:
-        saved = torch.get_rng_state()
-        try:
-            for count, dtype in ((7, torch.float32), (1, torch.float32), (1, torch.float64)):
-                torch.rand(count)
-                torch.randn(1, dtype=dtype)
-                torch.set_rng_state(torch.get_rng_state())  # leaves rubbish where no value is kept
-                if not torch.equal(_torch_state(bytes(view)), torch.get_rng_state()):
-                    return False
-            return True
-        finally:
-            torch.set_rng_state(saved)
+def _torch_words() -> memoryview | None:
+    """The words of torch's CPU generator and what goes with them, as raw memory; None if its place is not proved."""
+    address = torch.default_generator._cdata
+    words = _legacy_words(torch.get_rng_state())
+    offset = ctypes.string_at(address, 3072).find(words)
+    if offset < _TORCH_HEAD:
+        return None
+    size = _TORCH_HEAD + _MT_BYTES + _TORCH_TAIL
+    view = memoryview((ctypes.c_char * size).from_address(address + offset - _TORCH_HEAD)).cast("B")
+    saved = torch.get_rng_state()
+    try:
+        for count, dtype in ((7, torch.float32), (1, torch.float32), (1, torch.float64)):
+            torch.rand(count)
+            torch.randn(1, dtype=dtype)
+            torch.set_rng_state(torch.get_rng_state())  # leaves rubbish where no value is kept
+            if not torch.equal(_torch_state(bytes(view)), torch.get_rng_state()):
+                return None
+        return view
+    finally:
+        torch.set_rng_state(saved)
 
 
 def _legacy_words(state: torch.Tensor) -> bytes:
@@ -120,15 +114,52 @@ def _python_words() -> memoryview | None:
     return view if proved else None
 
 
-def _numpy_words() -> memoryview | None:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    generator = numpy.random.mtrand._rand._bit_generator
-    if type(generator).__name__ != "MT19937":
-        return None
-    address = generator.ctypes.state_address
-    return memoryview((ctypes.c_char * (_MT_BYTES + 4)).from_address(address)).cast("B")
+def _numpy_words(numpy: Any) -> tuple[memoryview, memoryview] | None:
+    """The words and position of NumPy's shared generator, and its spare normal with whether there is one."""
+    shared = numpy.random.mtrand._rand
+    saved = numpy.random.get_state(legacy=False)
+    try:
+        spare = 0.5 + 1 / 3
+        numpy.random.set_state({**saved, "has_gauss": 1, "gauss": spare})
+        offset = ctypes.string_at(id(shared), type(shared).__basicsize__).find(_NUMPY_SPARE.pack(1, spare))
+        if offset < 0:
+            return None
+        address = shared._bit_generator.ctypes.state_address
+        words = memoryview((ctypes.c_char * (_MT_BYTES + 4)).from_address(address)).cast("B")
+        normal = memoryview((ctypes.c_char * _NUMPY_SPARE.size).from_address(id(shared) + offset)).cast("B")
+        for count in (0, 1, 5, 4):  # with a spare normal and without
+            numpy.random.random_sample(count)
+            numpy.random.standard_normal(count)
+            state = numpy.random.get_state(legacy=False)
+            *key, position = struct.unpack("<624Ii", words)
+            if key != state["state"]["key"].tolist() or position != state["state"]["pos"]:
+                return None
+            if _NUMPY_SPARE.unpack(normal) != (state["has_gauss"], state["gauss"]):
+                return None
+        return words, normal
+    finally:
+        numpy.random.set_state(saved)
+
+
+def _has_mt19937(numpy: Any) -> bool:
+    return numpy is not None and type(numpy.random.mtrand._rand._bit_generator).__name__ == "MT19937"
+
+
+class _Slot:
+    """Room for a record, and what the last one here said of things that seldom change."""
+
+    __slots__ = ("epoch", "gauss", "numbers", "numpy", "numpy_spare", "other", "passes", "python", "sequence", "torch")
+
+    def __init__(self, room: memoryview, sequence: int) -> None:
+        self.numbers = room.cast("Q")
+        self.torch = room[_AT_TORCH : _AT_TORCH + _TORCH_HEAD + _MT_BYTES + _TORCH_TAIL]
+        self.python = room[_AT_PYTHON : _AT_PYTHON + 4 + _MT_BYTES]
+        self.numpy = room[_AT_NUMPY : _AT_NUMPY + _MT_BYTES + 4]
+        self.numpy_spare = room[_AT_NUMPY_SPARE : _AT_NUMPY_SPARE + _NUMPY_SPARE.size]
+        self.sequence = sequence
+        self.other = self
+        self.epoch = self.passes = -1
+        self.gauss: float | None = None
 
 
 class BlackBox:
@@ -150,70 +181,74 @@ class BlackBox:
         self._memory[: len(MAGIC)] = MAGIC
         self._memory[64:80] = struct.pack("<QQ", rank, os.getpid())
         self._view = memoryview(self._memory)
-        self._torch = _TorchWords()
-        self._python = _python_words()
         self._instance: Any = vars(random)["_inst"]
-        self._numpy = _numpy_words()
-        self._numpy_seen, self._numpy_has, self._numpy_spare = -1, 0, 0.0
-        if self._numpy is not None:
-            self._numpy_position = ctypes.c_int.from_buffer(self._numpy, _MT_BYTES)
-        self._numbers = self._view.cast("Q")
+        self._torch = _torch_words()
+        self._python = _python_words()
+        self._numpy: memoryview | None = None
+        self._numpy_spare: memoryview | None = None
+        numpy = sys.modules.get("numpy")
+        self._has_numpy = _has_mt19937(numpy)
+        if self._has_numpy and (places := _numpy_words(numpy)) is not None:
+            self._numpy, self._numpy_spare = places
         self._cuda: Any = None
-        self._sequence = [0, 0, 0]
-        self._slots = [
-            (
-                base := HEADER + slot * SLOT,
-                base // 8,
-                self._view[base + _AT_TORCH : base + _AT_TORCH + _TORCH_HEAD + _MT_BYTES + _TORCH_TAIL],
-                self._view[base + _AT_PYTHON : base + _AT_PYTHON + 4 + _MT_BYTES],
-                self._view[base + _AT_NUMPY : base + _AT_NUMPY + _MT_BYTES + 4],
-            )
-            for slot in range(SLOTS)
-        ]
-        self.fast = self._torch.view is not None and self._python is not None
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             self._cuda = torch.cuda.default_generators[torch.cuda.current_device()]
+        self.fast = None not in (self._torch, self._python) and (self._numpy is not None or not self._has_numpy)
+        self._raw = self.fast and self._has_numpy and self._cuda is None
+        """The common case: everything is copied from where it lies."""
+        # By kind, the slot whose turn it is. The first record has the number 1 and the slot with the odd numbers.
+        self._turn: list[_Slot] = []
+        for base in range(HEADER, HEADER + SLOTS * SLOT, SLOT):
+            self._turn.append(_Slot(self._view[base : base + SLOT], -((base - HEADER) // SLOT % 2)))
+        for even, odd in zip(self._turn[::2], self._turn[1::2], strict=True):
+            even.other, odd.other = odd, even
+        self._turn[::2] = self._turn[1::2]
 
     def note(self, kind: int, step: int, epoch: int, passes: int, delivered: int) -> None:
-        """Remember this moment. About a microsecond; allocates nothing that lasts."""
-        sequence = self._sequence[kind] = self._sequence[kind] + 1
-        base, number, torch_slot, python_slot, numpy_slot = self._slots[kind + sequence % 2]
-        self._numbers[number] = 0
-        source = self._torch.view
-        if source is not None:
-            torch_slot[_ALL] = source
+        """Remember this moment. About half a microsecond; allocates nothing that lasts."""
+        slot = self._turn[kind]
+        self._turn[kind] = slot.other
+        sequence = slot.sequence = slot.sequence + 2
+        numbers = slot.numbers
+        numbers[0] = 0
+        if self._raw:
+            slot.torch[_ALL] = self._torch
+            slot.python[_ALL] = self._python
+            slot.numpy[_ALL] = self._numpy
+            slot.numpy_spare[_ALL] = self._numpy_spare
+        else:
+            self._copy(slot)
+        gauss = self._instance.gauss_next
+        if gauss is not slot.gauss or passes != slot.passes or epoch != slot.epoch:
+            slot.gauss, slot.passes, slot.epoch = gauss, passes, epoch
+            spare = _NUMPY_SPARE.unpack(slot.numpy_spare)
+            _RECORD.pack_into(numbers, 0, 0, kind, 0, epoch, passes, 0, *spare, gauss or 0.0, gauss is not None)
+        numbers[_STEP] = step
+        numbers[_DELIVERED] = delivered
+        numbers[0] = sequence  # last: until then it is no record
+
+    def _copy(self, slot: _Slot) -> None:
+        """The random state, by public calls where the place of the words is not known."""
+        room = slot.numbers.cast("B")
+        if self._torch is not None:
+            slot.torch[_ALL] = self._torch
         else:
             raw = torch.get_rng_state().numpy().tobytes()
-            self._view[base + _AT_TORCH : base + _AT_TORCH + len(raw)] = raw
+            room[_AT_TORCH : _AT_TORCH + len(raw)] = raw
         if self._python is not None:
-            python_slot[_ALL] = self._python
+            slot.python[_ALL] = self._python
         else:
             words = random.getstate()[1]
-            struct.pack_into("<i624I", python_slot, 0, words[624], *words[:624])
+            struct.pack_into("<i624I", slot.python, 0, words[624], *words[:624])
         if self._numpy is not None:
-            numpy_slot[_ALL] = self._numpy
-            if self._numpy_position.value != self._numpy_seen or self._numpy_has:
-                # Used since the last record: the spare half of a pair of normals has no known place in memory.
-                legacy = sys.modules["numpy"].random.get_state(legacy=False)
-                self._numpy_seen = legacy["state"]["pos"]
-                self._numpy_has, self._numpy_spare = legacy["has_gauss"], legacy["gauss"]
-        spare = self._instance.gauss_next
-        _RECORD.pack_into(
-            self._view,
-            base + 8,
-            kind,
-            step,
-            epoch,
-            passes,
-            delivered,
-            self._numpy_spare,
-            self._numpy_has,
-            spare or 0.0,
-            spare is not None,
-        )
+            slot.numpy[_ALL] = self._numpy
+            slot.numpy_spare[_ALL] = self._numpy_spare
+        elif self._has_numpy:
+            state = sys.modules["numpy"].random.get_state(legacy=False)
+            struct.pack_into("<624Ii", slot.numpy, 0, *state["state"]["key"].tolist(), state["state"]["pos"])
+            _NUMPY_SPARE.pack_into(slot.numpy_spare, 0, state["has_gauss"], state["gauss"])
         if self._cuda is not None:
-            _CUDA.pack_into(self._view, base + _AT_CUDA, 1, self._cuda.initial_seed(), self._cuda.get_offset())
-        self._numbers[number] = sequence  # last: until then it is no record
+            _CUDA.pack_into(room, _AT_CUDA, 1, self._cuda.initial_seed(), self._cuda.get_offset())
 
     def records(self) -> list[Record]:
         return _decode(self._view)
@@ -243,10 +278,9 @@ def _decode(view: memoryview) -> list[Record]:
     found: list[tuple[int, Record]] = []
     for slot in range(SLOTS):
         base = HEADER + slot * SLOT
-        (sequence,) = struct.unpack_from("@Q", view, base)
-        (kind, step, epoch, passes, delivered, *normals) = _RECORD.unpack_from(view, base + 8)
+        (sequence, kind, step, epoch, passes, delivered, *normals) = _RECORD.unpack_from(view, base)
         has_cuda, cuda_seed, cuda_offset = _CUDA.unpack_from(view, base + _AT_CUDA)
-        numpy_spare, numpy_has, python_spare, python_has = normals
+        numpy_has, numpy_spare, python_spare, python_has = normals
         if not sequence:
             continue
         words = struct.unpack_from("<i624I", view, base + _AT_PYTHON)

@@ -122,6 +122,7 @@ class Host:
                 only_when_poked=settings.progress_every is not None,
             )
         self._engine.start(training.last_boundary(), training.epoch() or 0)
+        around.started(self._engine)
         if self._reporter is not None:
             self._reporter.start()
             self._reporter.poke()

@@ -26,16 +26,20 @@ from holdfast.staging.threads import for_each
 from holdfast.store.pipeline import digest_of
 
 
+Place = tuple[int, int, dict[str, Batches]]
+
+
 class Loop:
     """The position of a training loop. One thread trains and writes it; others read."""
 
     def __init__(self, objects: Objects, box: BlackBox, rank: int, *, rescue: bool) -> None:
         self.objects = objects
         self.box = box
+        self._note = box.note
+        self._tracked = objects.tracked
         self.rank = rank
         self.step = 0
-        self.place: tuple[int, int, dict[str, Batches]] = (0, 0, {})
-        """Epoch, passes begun, and the passes that are open; replaced as one, so that readers see them agree."""
+        self.place = (0, 0, {})
         self.pending = True
         """The boundary of the last step is still ahead. The first fetch is one too: a notice then need not wait."""
         self.dirty = False
@@ -52,6 +56,16 @@ class Loop:
         self._buffers: KeptBuffers | None = None
         self._versions: dict[int, int] = {}
         self._hooks: list[Any] = []
+
+    @property
+    def place(self) -> Place:
+        """Epoch, passes begun, and the passes that are open; replaced as one, so that readers see them agree."""
+        return self._place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._place = place
+        self._open = tuple(place[2].values())  # the training thread's own: it is quicker to look at
 
     # ------------------------------------------------------------------ called by the training thread
 
@@ -71,7 +85,7 @@ class Loop:
     def complete_step(self) -> None:
         """The optimizer has stepped, and all that goes with it."""
         self.step += 1
-        for batches in self.place[2].values():
+        for batches in self._open:
             batches.mark()
         self.pending = True
         self.dirty = False
@@ -80,14 +94,11 @@ class Loop:
         """What the loop does after the step is done too. In steady state: one record and one comparison."""
         self.pending = False
         step = self.step
-        epoch, passes, active = self.place
-        delivered = 0
-        for batches in active.values():
-            delivered = batches.delivered
-        self.box.note(BOUNDARY, step, epoch, passes, delivered)
+        epoch, passes, _ = self._place
+        self._note(BOUNDARY, step, epoch, passes, self._open[-1].delivered if self._open else 0)
         if self._buffers is not None:
             self._buffers.keep(step)
-        if self.objects.tracked:
+        if self._tracked:
             self.objects.note_boundary()
         engine = self.engine
         if engine is not None and (step >= engine.next_stop or epochs_done is not None):
@@ -107,11 +118,8 @@ class Loop:
             self._note_in_flight()
 
     def _note_in_flight(self) -> None:
-        epoch, passes, active = self.place
-        delivered = 0
-        for batches in active.values():
-            delivered = batches.delivered
-        self.box.note(IN_FLIGHT, self.step + 1, epoch, passes, delivered)
+        epoch, passes, _ = self._place
+        self._note(IN_FLIGHT, self.step + 1, epoch, passes, self._open[-1].delivered if self._open else 0)
         if self._buffers is not None and self.rank == 0:
             self._buffers.keep(self.step + 1)
 

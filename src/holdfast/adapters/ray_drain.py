@@ -2,9 +2,9 @@
 
 ``ray drain-node``, an autoscaler that gives a node back, and SIGTERM to ``ray start --block`` (what a pod
 gets) all drain the node; its workers get no signal. Ray Train looks for drains every five seconds. Here
-the node's first worker asks once a second, which the head node answers from memory; the others learn of
-it from the agreement. What Ray Train has heard by itself is a notice too, since it restarts the workers
-at the deadline whatever they do.
+each worker asks about its own node once a second, which the head node answers from memory; the others
+learn of it from the agreement. What Ray Train has heard by itself is a notice too, since it restarts the
+workers at the deadline whatever they do.
 """
 
 from __future__ import annotations

@@ -23,18 +23,24 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from ray.train.v2.api.preemption import PreemptionInfo
 
 from holdfast.adapters.ray_drain import DrainSource, draining
-from holdfast.adapters.ray_storage import location_of, run_id_of
+from holdfast.adapters.ray_marker import Marker, leave_marker, remove_marker
+from holdfast.adapters.ray_storage import is_unnamed, location_of, run_id_of
 from holdfast.adapters.registry import ADAPTERS
 from holdfast.adapters.replay import Follower
 from holdfast.adapters.surroundings import Surroundings, surround
 from holdfast.config import Settings
-from holdfast.errors import Preempted, StoreError
+from holdfast.engine import Engine, State
+from holdfast.errors import HoldfastError, Preempted, StoreError
 from holdfast.notice import NoticeSource, listen
 
 log = logging.getLogger("holdfast")
 
 _PATIENCE_S = 4.0
 """Ray gives a worker five seconds between the word that it will be stopped and the kill."""
+
+
+class WorkerStoppedError(HoldfastError):
+    """Ray ends the worker while it trains."""
 
 
 class Worker:
@@ -55,6 +61,7 @@ class Worker:
         self.context: TrainContext = context
         self.rank: int = context.get_world_rank()
         self.node: str = ray.get_runtime_context().get_node_id()
+        self._engines: list[Engine] = []
         self._leaving = threading.Event()
         self._over = threading.Event()
         self._follower = Follower(self.settings, on_preempted=self._preempted, name="ray")
@@ -64,7 +71,14 @@ class Worker:
     def begin(self) -> None:
         """Before the training function is started."""
         listen(self.settings.signals)
-        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave()))
+        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self._engines.append))
+        name, location = self.context.get_experiment_name(), self.settings.dir or ""
+        leave_marker(Marker(name=name, location=location, rank=self.rank, world=self.context.get_world_size()))
+        if self.rank == 0 and is_unnamed(self.context):
+            log.warning(
+                "this run has no name, so no other job will go on from its checkpoints; Ray's own restarts of its "
+                "workers do. RunConfig(name=…) gives it one"
+            )
         _install_adapters()
         set_train_fn_utils(_TrainFnUtils(self._follower))
         runner = self.context.execution_context.training_thread_runner
@@ -80,9 +94,16 @@ class Worker:
         if not self._over.is_set() and not self._leaving.is_set():
             self._save_before_the_kill()
         self._follower.close()
+        remove_marker()
 
     def _save_before_the_kill(self) -> None:
-        """Another worker died, say, or the group changes its size: what is complete is saved all the same."""
+        """Another worker died, say, or the user stops the job: what is complete is saved all the same."""
+        error = WorkerStoppedError("Ray Train stops this worker")
+        for engine in self._engines:
+            threading.Thread(target=engine.crashed, args=(error,), name="holdfast-last", daemon=True).start()
+        until = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < until and any(engine.state is not State.LEFT for engine in self._engines):
+            time.sleep(0.05)
 
     # ------------------------------------------------------------------ in the training thread
 
@@ -136,8 +157,7 @@ class Worker:
     # ------------------------------------------------------------------ notices
 
     def _sources(self) -> Sequence[NoticeSource]:
-        first_of_node = self.context.get_local_rank() == 0
-        return [DrainSource(lambda: draining(self.node) if first_of_node else None, self._told)]
+        return [DrainSource(functools.partial(draining, self.node), self._told)]
 
     def _told(self) -> int | None:
         info = self.context.preemption_context.preemption_info

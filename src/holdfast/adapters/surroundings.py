@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from holdfast.engine import Engine
 from holdfast.notice import NoticeSource
 
 
@@ -21,6 +22,8 @@ class Surroundings:
     """Makes the sources of notices that every training in this process listens to."""
     leave: Callable[[int], None] | None = None
     """How this process is ended, with an exit code, where its training thread is stuck; None: at once."""
+    started: Callable[[Engine], None] = lambda engine: None
+    """Told of every training that begins in this process."""
 
 
 _current = Surroundings()

@@ -132,7 +132,7 @@ class Run:
         if self._complete and not self._in_epochs:
             return
         loop = self._loop
-        batches = self._open_pass(loader, name)
+        fetch = self._open_pass(loader, name).__next__
         self._iterating += 1
         first = True
         try:
@@ -140,7 +140,7 @@ class Run:
                 if loop.pending:
                     loop.boundary()
                 try:
-                    batch = next(batches)
+                    batch = fetch()
                 except StopIteration:
                     return
                 if first:

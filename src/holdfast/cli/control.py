@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds
+from holdfast.cli.ray import run_of_workers
 from holdfast.cli.run import supervise
 from holdfast.clock import Deadline
 from holdfast.config import parse_duration
@@ -116,6 +117,9 @@ def preempt(
     run: Run = None,
     ranks: Annotated[list[int] | None, typer.Option("--rank", "-r", help="This rank; may be repeated.")] = None,
     all_ranks: Annotated[bool, typer.Option("--all", help="All ranks; the default.")] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="The run of the Ray Train workers on this machine; RUN may be its name.")
+    ] = False,
     launcher: Annotated[bool, typer.Option("--launcher", help="The launcher instead of the ranks.")] = False,
     signal: Annotated[str, typer.Option("--signal", "-s", help="TERM, KILL, USR1, …")] = "TERM",
     delay: Annotated[str, typer.Option(help="Seconds to wait before the first signal.")] = "0",
@@ -126,12 +130,13 @@ def preempt(
     as_json: Json = False,
 ) -> None:
     number = rehearsal.parse_signal(signal)
-    if launcher and (ranks or all_ranks):
-        raise ConfigError("--launcher goes with neither --rank nor --all")
+    if launcher and (ranks or all_ranks or ray):
+        raise ConfigError("--launcher goes with neither --rank nor --all nor --ray")
     if ranks and all_ranks:
         raise ConfigError("--rank and --all exclude each other")
     wait_s, skew_s = _seconds("--timeout", timeout) or 0.0, _seconds("--skew", skew) or 0.0
-    place = resolve_soon(run, Deadline.after(wait_s))
+    limit = Deadline.after(wait_s)
+    place = run_of_workers(run, limit) if ray else resolve_soon(run, limit)
     outcomes: list[Outcome] = []
     attempt_number = 0
     for index in range(repeat):

@@ -46,7 +46,7 @@ def train_func(config):
     steps = config["epochs"] * (len(loader) // accumulate)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=steps)
     step = 0
-    log = open(os.path.join(config["out"], f"steps-{rank}"), "a", buffering=1)
+    log = os.path.join(config["out"], f"steps-{rank}")
     for epoch in range(config["epochs"]):
         if context.get_world_size() > 1:
             loader.sampler.set_epoch(epoch)
@@ -62,7 +62,8 @@ def train_func(config):
             optimizer.zero_grad()
             step += 1
             time.sleep(config["step_s"])
-            log.write(f"{step} {os.getpid()} {ray.get_runtime_context().get_node_id()}\n")
+            with open(log, "a") as file:
+                file.write(f"{step} {os.getpid()} {ray.get_runtime_context().get_node_id()}\n")
         model.eval()
         with torch.no_grad():
             losses = [torch.nn.functional.mse_loss(model(x), y).item() for x, y in validation]

@@ -1,0 +1,132 @@
+"""What callbacks remember: the patience of an early stop, a best value, the history, a counter of the user's own.
+
+Their attributes are saved as far as they are plain values and arrays, and put back into the callbacks that the script
+makes anew. What cannot be saved that way and looks as if it could change is named, so that somebody can be told.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.adapters.keras_images import encode
+from holdfast.errors import StateError
+
+_OF_THE_LOOP = frozenset({"model", "_model", "params", "validation_data", "_supports_tf_logs", "_chief_worker_only"})
+_CONSTANT = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type, np.ufunc)
+
+
+def flatten(callbacks: Any) -> list[Any]:
+    """The callbacks in what a script hands to ``fit``: none, one, or lists of them."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, list | tuple):
+        return [one for item in callbacks for one in flatten(item)]
+    inner = getattr(callbacks, "callbacks", None)
+    if isinstance(inner, list):
+        return flatten(inner)
+    return [callbacks]
+
+
+def capture(callbacks: Iterable[Any]) -> list[dict[str, Any]]:
+    """The attributes of each callback. Lists and dicts are copied, arrays are not: nobody changes them in place."""
+    return [{"class": _name(callback), "attributes": _attributes(callback)} for callback in callbacks]
+
+
+def restore(callbacks: Sequence[Any], saved: Sequence[dict[str, Any]]) -> list[str]:
+    """Put attributes back; returns what did not fit, in words."""
+    problems = []
+    if [_name(callback) for callback in callbacks] != [state["class"] for state in saved]:
+        problems.append(
+            f"the callbacks were {[state['class'] for state in saved]} and are {[_name(one) for one in callbacks]}: "
+            f"what they remember is put back by their class"
+        )
+    left = list(saved)
+    for callback in callbacks:
+        state = next((state for state in left if state["class"] == _name(callback)), None)
+        if state is None:
+            continue
+        left.remove(state)
+        for name, value in state["attributes"].items():
+            _put_back(callback, name, value)
+    return problems
+
+
+def unsaved(callbacks: Iterable[Any]) -> list[str]:
+    """Attributes of the user's own callbacks that are not saved and may well change, as ``Class.attribute``."""
+    found = []
+    for callback in callbacks:
+        if type(callback).__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow", "ray", "holdfast"):
+            continue
+        known = _attributes(callback)
+        for name, value in vars(callback).items():
+            if name not in known and name not in _OF_THE_LOOP and _may_change(value):
+                found.append(f"{type(callback).__name__}.{name} ({type(value).__name__})")
+    return found
+
+
+def keep_files(callbacks: Iterable[Any]) -> None:
+    """A log that the interrupted attempt has written is continued, not begun anew."""
+    for callback in callbacks:
+        if type(callback).__name__ == "CSVLogger" and getattr(callback, "append", None) is False:
+            callback.append = True
+
+
+def _name(callback: Any) -> str:
+    return type(callback).__qualname__
+
+
+def _attributes(callback: Any) -> dict[str, Any]:
+    if type(callback).__name__ == "ProgbarLogger":  # what it shows is made anew
+        return {}
+    attributes = {}
+    for name, value in vars(callback).items():
+        if name in _OF_THE_LOOP:
+            continue
+        try:
+            encode(value, name, {})
+        except (StateError, TypeError, ValueError, RecursionError):
+            continue
+        attributes[name] = _copy(value)
+    return attributes
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value.copy() if isinstance(value, set | bytearray) else value
+
+
+def _put_back(callback: Any, name: str, value: Any) -> None:
+    """Into the same list or dict, if there is one: the script may hold it too."""
+    current = vars(callback).get(name)
+    value = _own(value)
+    if type(current) is list and type(value) is list:
+        current[:] = value
+    elif type(current) is dict and type(value) is dict:
+        current.clear()
+        current.update(value)
+    else:
+        setattr(callback, name, value)
+
+
+def _own(value: Any) -> Any:
+    """Arrays of its own instead of views of a file in memory."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _own(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_own(item) for item in value)
+    return value
+
+
+def _may_change(value: Any) -> bool:
+    if isinstance(value, _CONSTANT) or callable(value):
+        return False
+    return not type(value).__module__.startswith(("keras.", "tf_keras.", "tensorflow.", "_io", "logging", "threading"))

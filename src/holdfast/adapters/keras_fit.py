@@ -1,0 +1,314 @@
+"""One call of ``fit``: where it is, what belongs to its state, and how it goes on.
+
+The training thread asks for the next batch when all that belongs to the one before is done, callbacks included: that
+is the step boundary. In steady state it costs a comparison. A position is an epoch and the batches done in it; when
+an epoch's batches are done, what validation and the callbacks at its end would change is kept aside, so that a stop in
+there neither waits for their end nor forgets them: the resumed run does them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from holdfast.adapters import keras_callbacks, keras_random
+from holdfast.errors import StateError
+
+if TYPE_CHECKING:
+    from holdfast.adapters.keras_run import KerasRun
+
+log = logging.getLogger("holdfast")
+
+
+class Framework(Protocol):
+    """What Keras 3 and tf-keras do differently."""
+
+    def extras(self, model: Any) -> dict[str, Any]:
+        """Variables that the weights file does not hold, by name."""
+
+    def read(self, variable: Any) -> Any: ...
+
+    def write(self, variable: Any, value: Any) -> None: ...
+
+    def weights(self, model: Any) -> memoryview:
+        """The weights file, as the framework itself writes it."""
+
+    def load_weights(self, model: Any, data: memoryview) -> None: ...
+
+    def build(self, fit: Fit) -> None:
+        """Make all variables of a model that has seen no data yet."""
+
+    def settle(self, model: Any) -> None:
+        """Bring the variables up to date, where the framework keeps their values elsewhere while it trains."""
+
+    def learning_rate(self, model: Any) -> float | None: ...
+
+    def iterations(self, model: Any) -> int | None:
+        """How often the optimizer was applied."""
+
+    def doubts(self, fit: Fit) -> list[str]:
+        """What cannot be exact in this training, in words."""
+
+
+class Data(Protocol):
+    """The batches that one call of ``fit`` trains on."""
+
+    def position(self) -> dict[str, Any]:
+        """Where the data is at the last boundary."""
+
+    def total(self) -> int | None:
+        """Batches of an epoch, where that is known."""
+
+
+class Mode(enum.Enum):
+    """How a call of ``fit`` begins."""
+
+    ANEW = "anew"
+    GO_ON = "go on"
+    """In the middle: there are batches left to train."""
+    END = "end"
+    """All batches are trained; what comes after the last epoch is still to be done."""
+    DONE = "done"
+    """It was finished in an earlier attempt."""
+
+
+class Fit:
+    """The state of one call of ``fit``."""
+
+    def __init__(self, run: KerasRun, framework: Framework, model: Any, number: int, first: int, epochs: int) -> None:
+        self.run = run
+        self.framework = framework
+        self.model = model
+        self.number = number
+        self.first = first
+        """The epoch at which the script lets it begin."""
+        self.epochs = epochs
+        self.thread = threading.get_ident()
+        self.mode = Mode.ANEW
+        self.epoch = first
+        self.batch = 0
+        """Batches done in this epoch."""
+        self.finished = False
+        self.callbacks: Any = None
+        self.data: Data | None = None
+        self.logs: Any = None
+        """What the last step returned; its values may still be on a device."""
+        self.epoch_logs: dict[str, Any] = {}
+        self.steps_before = run.step
+        self.told = False
+        """The callbacks have been called for the step in flight: it is computed."""
+        self.in_flight = 1
+        self.evaluations = 0
+        """Iterators over validation data that were made so far."""
+        self._began_random = keras_random.capture()
+        self._kept: dict[str, Any] | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._weights: memoryview | None = None
+        self._extras: dict[str, Any] | None = None
+        self._doubts_told = False
+
+    # ------------------------------------------------------------------ what Keras tells
+
+    def on_train_begin(self) -> None:
+        """All callbacks have heard of the beginning, and nothing is trained yet."""
+        self.run.listen_again()
+        if self._loaded is not None:
+            self.framework.build(self)
+        if self.mode is Mode.END:
+            self.apply()
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batch = 0
+        self._kept = None
+
+    def on_batch_end(self, logs: Any) -> None:
+        self.told = True
+        self.logs = logs
+
+    def end_pass(self) -> None:
+        """The batches of this epoch are done; what follows must not change what is saved of them."""
+        run = self.run
+        if run.in_step:
+            run.in_step = False
+            if self.told:  # stopped by a callback: the loop did not come back for another batch
+                self.complete(self.in_flight)
+        if self._kept is None:
+            self._kept = self._small(over=True)
+            run.pending = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        """All callbacks have heard of the end: the next epoch may begin."""
+        self.epoch_logs = dict(logs or {})
+        self.epoch, self.batch = epoch + 1, 0
+        self._kept = None
+        self.run.pending = True
+        self.run.at_boundary(epochs_done=self.epochs_done())
+
+    # ------------------------------------------------------------------ steps
+
+    def complete(self, count: int) -> None:
+        """A step is done, with all that belongs to it."""
+        run = self.run
+        self.batch += count
+        run.step += count
+        run.pending = True
+        run.box.note(run.step)
+
+    def check_in_between(self) -> None:
+        """In validation, or in what a callback does at the end of an epoch: a notice need not wait for its end."""
+        run = self.run
+        if self._kept is not None and run.step >= run.next_stop() and threading.get_ident() == self.thread:
+            run.at_boundary()
+
+    def epochs_done(self) -> int:
+        """Epochs completed, counted on through all calls of ``fit``."""
+        return self.run.epochs_before + self.epoch - self.first
+
+    # ------------------------------------------------------------------ the state, as it is saved
+
+    def small(self) -> dict[str, Any]:
+        """All but the weights, at the last boundary."""
+        if self._kept is not None:
+            return self._kept
+        return self._small(over=False)
+
+    def _small(self, *, over: bool) -> dict[str, Any]:
+        callbacks = keras_callbacks.flatten(self.callbacks)
+        return {
+            "fit": self.number,
+            "finished": self.finished,
+            "stopped": bool(getattr(self.model, "stop_training", False)),
+            "first": self.first,
+            "epochs": self.epochs,
+            "steps_before": self.steps_before,
+            "epochs_before": self.run.epochs_before,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "over": over,
+            "random": keras_random.capture(),
+            "began_random": self._began_random,
+            "data": self.data.position() if self.data is not None else {},
+            "evaluations": self.evaluations,
+            "callbacks": keras_callbacks.capture(callbacks),
+            "logs": numbers(self.logs),
+            "epoch_logs": numbers(self.epoch_logs),
+            "variables": self.variables(),
+        }
+
+    def variables(self) -> dict[str, Any]:
+        self.framework.settle(self.model)
+        if self._extras is None:
+            self._extras = self.framework.extras(self.model)
+        return {name: self.framework.read(variable) for name, variable in self._extras.items()}
+
+    def doubts(self) -> list[str]:
+        """What cannot be exact; said aloud the first time."""
+        found = self.framework.doubts(self)
+        found += [
+            f"{name} is not saved: only numbers, text, arrays and lists or dicts of them are"
+            for name in keras_callbacks.unsaved(keras_callbacks.flatten(self.callbacks))
+        ]
+        if found and not self._doubts_told and self.run.host.rank == 0:
+            self._doubts_told = True
+            for doubt in found:
+                log.warning("a resumed run may differ in its last digits: %s", doubt)
+        return found
+
+    # ------------------------------------------------------------------ going on
+
+    def load(self, state: dict[str, Any], weights: memoryview) -> None:
+        """Begin from what was saved; nothing is changed yet but how random numbers are drawn."""
+        self._loaded, self._weights = state, weights
+        if state["finished"] and not self._is_longer(state):
+            self.mode = Mode.DONE
+        elif state["stopped"] and not state["batch"]:
+            self.mode = Mode.END
+        elif state["epoch"] >= self.epochs:
+            self.mode = Mode.END
+        else:
+            self.mode = Mode.GO_ON
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.steps_before = state["steps_before"]
+        self._began_random = state["began_random"]
+        keras_random.restore(self._began_random)
+
+    def _is_longer(self, state: dict[str, Any]) -> bool:
+        """The script asks for more epochs than were trained."""
+        return not state["stopped"] and state["epoch"] < self.epochs
+
+    @property
+    def loaded(self) -> dict[str, Any] | None:
+        """What this call goes on from, until it is put back."""
+        return self._loaded
+
+    def apply(self, *, random_streams: frozenset[str] = frozenset()) -> None:
+        """Put everything back: weights, optimizer, seeds, metrics, callbacks, random numbers.
+
+        ``random_streams``: those that the data draws from in a thread of its own, which goes on by itself.
+        """
+        state, weights = self._loaded, self._weights
+        assert state is not None
+        assert weights is not None
+        self._loaded = self._weights = None
+        try:
+            self.framework.load_weights(self.model, weights)
+        except Exception as error:
+            raise StateError(
+                f"the model of this fit does not fit into {self.run.host.resumed_from}, fit {self.number} of the run "
+                f"that it was saved by: {error}. If the script was changed, give another HOLDFAST_DIR, or start anew "
+                f"with HOLDFAST_RESUME=never"
+            ) from error
+        self._write_variables(state["variables"])
+        for problem in keras_callbacks.restore(keras_callbacks.flatten(self.callbacks), state["callbacks"]):
+            log.warning("%s", problem)
+        self.model.stop_training = state["stopped"]
+        self.logs, self.epoch_logs = state["logs"], state["epoch_logs"]
+        self.evaluations = state["evaluations"]
+        keras_random.restore({name: value for name, value in state["random"].items() if name not in random_streams})
+        if state["over"]:
+            self._kept = self._small(over=True)
+            self.run.pending = True
+
+    def _write_variables(self, saved: dict[str, Any]) -> None:
+        extras = self.framework.extras(self.model)
+        if extras.keys() != saved.keys():
+            missing = sorted(extras.keys() ^ saved.keys())
+            raise StateError(
+                f"fit {self.number} has other variables than the one that was saved: {', '.join(missing[:3])} … is on "
+                f"one side only"
+            )
+        for name, variable in extras.items():
+            self.framework.write(variable, saved[name])
+        self._extras = extras
+
+
+@contextlib.contextmanager
+def shadow(target: Any, **methods: Any) -> Iterator[None]:
+    """Let an object have other methods than its class; plain assignment would have Keras track them."""
+    for name, method in methods.items():
+        object.__setattr__(target, name, method)
+    try:
+        yield
+    finally:
+        for name in methods:
+            with contextlib.suppress(AttributeError):
+                object.__delattr__(target, name)
+
+
+def numbers(logs: Any) -> dict[str, Any]:
+    """Logs as plain numbers; what is none is left out."""
+    if not isinstance(logs, dict):
+        return {}
+    plain = {}
+    for name, value in logs.items():
+        with contextlib.suppress(Exception):
+            array = np.asarray(value)
+            plain[str(name)] = array.item() if array.ndim == 0 and array.dtype.kind in "biuf" else array
+    return {name: value for name, value in plain.items() if not isinstance(value, np.ndarray) or value.dtype.kind in "biuf"}

@@ -1,0 +1,71 @@
+"""The random state of a process that trains with Keras, outside of the model: Python, NumPy, torch's and TensorFlow's own.
+
+Only what is loaded already is asked: nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def capture() -> dict[str, Any]:
+    """The random state of this process, now."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {"python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}}
+    legacy: Any = np.random.get_state(legacy=False)
+    if legacy["bit_generator"] == "MT19937":
+        state["numpy"] = {
+            "key": legacy["state"]["key"].copy(),
+            "pos": int(legacy["state"]["pos"]),
+            "has_gauss": int(legacy["has_gauss"]),
+            "gauss": float(legacy["gauss"]),
+        }
+    torch = _torch()
+    if torch is not None:
+        state["torch"] = torch.get_rng_state().numpy().copy()
+    generator = _tensorflow_generator()
+    if generator is not None:
+        state["tensorflow"] = generator.state.numpy()
+    return state
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Make this process continue the random streams of ``state``."""
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    if "numpy" in state:
+        saved = state["numpy"]
+        words = {"key": np.array(saved["key"], np.uint32), "pos": saved["pos"]}
+        np.random.set_state({"bit_generator": "MT19937", "state": words, **_normals(saved)})
+    torch = _torch()
+    if "torch" in state and torch is not None:
+        torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
+    generator = _tensorflow_generator()
+    if "tensorflow" in state and generator is not None:
+        generator.state.assign(state["tensorflow"])
+
+
+def _normals(saved: dict[str, Any]) -> dict[str, Any]:
+    return {"has_gauss": saved["has_gauss"], "gauss": saved["gauss"]}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two states are equal."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    return bool(np.array_equal(one, other))
+
+
+def _torch() -> Any:
+    """torch, where Keras computes with it."""
+    return sys.modules.get("torch") if "keras.src.backend.torch" in sys.modules else None
+
+
+def _tensorflow_generator() -> Any:
+    """What ``tf.random.get_global_generator()`` has made, if anybody has asked for it."""
+    module = sys.modules.get("tensorflow.python.ops.stateful_random_ops")
+    return getattr(module, "global_generator", None)

@@ -1,0 +1,324 @@
+"""One attempt of a script that trains with Keras, whether it calls ``fit`` once or several times.
+
+All calls of ``fit`` in a process are one run: steps are counted on through them. What a finished call has left is
+committed when it returns, and every later checkpoint refers to it. So a resumed run does not train a finished call
+again, and what the script does after it finds the model, the optimizer and the history as they were.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import mmap
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.adapters import keras_random
+from holdfast.adapters.host import Host
+from holdfast.adapters.keras_box import StepBox
+from holdfast.adapters.keras_fit import Fit, Framework, Mode, numbers
+from holdfast.adapters.keras_images import BufferImage, read_tree, tree_image
+from holdfast.adapters.session import Place
+from holdfast.config import Settings
+from holdfast.errors import CheckpointCorruptError, Preempted
+from holdfast.notice import SignalSource
+from holdfast.progress import Progress
+from holdfast.saving import Adopted, Files
+from holdfast.store.checkpoints import Checkpoint
+from holdfast.store.manifest import FileEntry, Manifest
+from holdfast.store.pipeline import Image, read_checked
+
+log = logging.getLogger("holdfast")
+
+WEIGHTS = "model.weights.h5"
+KEPT_ENDS = 16
+"""Calls of fit whose end is committed when it comes; more are a loop around fit, and each commit takes its time."""
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def end_folder(number: int) -> str:
+    """Where a checkpoint holds what a finished call of fit has left."""
+    return f"fit-{number}"
+
+
+class KerasRun:
+    """The training of this process, as the engine sees it. The training thread writes its fields; others read."""
+
+    def __init__(self, settings: Settings, place: Place) -> None:
+        self.settings = settings
+        self.step = 0
+        self.epochs_before = 0
+        """Epochs of the calls of fit that are finished."""
+        self.pending = True
+        """The boundary of the last step is still ahead, or the run is between two steps for longer."""
+        self.in_step = False
+        self.frozen = False
+        self.fit: Fit | None = None
+        self.finished = 0
+        """Calls of fit that are finished."""
+        self._ends: dict[int, list[Adopted]] = {}
+        self._loaded: tuple[Checkpoint, dict[str, Any], memoryview] | None = None
+        self._size = 0
+        self._told_training = False
+        self._closed = False
+        self.host = Host(settings, place)
+        self.box = StepBox(self.host.box_path(), self.host.rank)
+        checkpoint = self.host.resume(self._load)
+        if checkpoint is not None:
+            self._go_on_from(checkpoint)
+        self.engine = self.host.start(self, self._progress)
+        self.box.note(self.step)
+        # Before threads can no longer be started, which is later than the end of the script and sooner than atexit.
+        getattr(threading, "_register_atexit", atexit.register)(self._on_exit)
+
+    # ------------------------------------------------------------------ start
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Read what this rank needs, and check the rest; changes nothing but what is remembered here."""
+        entries = {entry.path: entry for entry in checkpoint.manifest.files}
+        own = entries.get(rank_file(self.host.rank)) or entries.get(rank_file(0))
+        weights = entries.get(WEIGHTS)
+        if own is None or weights is None:
+            raise CheckpointCorruptError(f"{checkpoint.name} is no checkpoint of Keras: {WEIGHTS} is not in it")
+        if checkpoint.manifest.world_size != self.host.session.world:
+            log.warning(
+                "%s was saved by %d workers and is loaded by %d: weights are exact, random state and data position "
+                "are carried over as closely as possible",
+                checkpoint.name,
+                checkpoint.manifest.world_size,
+                self.host.session.world,
+            )
+        for entry in checkpoint.manifest.files:
+            if entry.path.startswith("fit-"):
+                read_checked(checkpoint.backend, checkpoint.name, entry)
+        state = _tree(checkpoint, own)
+        self._loaded = (checkpoint, state, _read(checkpoint, weights))
+
+    def _go_on_from(self, checkpoint: Checkpoint) -> None:
+        assert self._loaded is not None
+        state = self._loaded[1]
+        self.step = checkpoint.step
+        self.epochs_before = state["epochs_before"]
+        for entry in checkpoint.manifest.files:
+            folder, _, path = entry.path.partition("/")
+            if path:
+                self._ends.setdefault(int(folder.removeprefix("fit-")), []).append(_adopted(checkpoint, entry, path))
+        if self.host.rank == 0:
+            if checkpoint.manifest.complete:
+                log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", self.step)
+            else:
+                log.warning("going on at step %d: fit %d, epoch %d", self.step, state["fit"], state["epoch"] + 1)
+
+    def begin(self, framework: Framework, model: Any, first: int, epochs: int) -> Fit:
+        """A call of fit begins, in the training thread."""
+        number = self.finished + 1
+        fit = Fit(self, framework, model, number, first, epochs)
+        if self._loaded is not None:
+            checkpoint, state, weights = self._loaded
+            if number == state["fit"]:
+                fit.load(state, weights)
+                self._loaded = None
+            elif number < state["fit"]:
+                self._load_end(fit, checkpoint)
+        self.fit = fit
+        self.pending = True
+        self.in_step = False
+        return fit
+
+    def _load_end(self, fit: Fit, checkpoint: Checkpoint) -> None:
+        """Of a call that was finished before the one that was interrupted."""
+        folder = end_folder(fit.number)
+        entries = {entry.path: entry for entry in checkpoint.manifest.files}
+        own = entries.get(f"{folder}/{rank_file(self.host.rank)}") or entries.get(f"{folder}/{rank_file(0)}")
+        if own is None:
+            log.warning(
+                "fit %d was finished and is not trained again; what it left was not kept, so that the script sees the "
+                "model as it is now until fit %d goes on",
+                fit.number,
+                self._loaded[1]["fit"] if self._loaded else 0,
+            )
+            fit.mode = Mode.DONE
+            return
+        fit.load(_tree(checkpoint, own), _read(checkpoint, entries[f"{folder}/{WEIGHTS}"]))
+
+    # ------------------------------------------------------------------ the training thread
+
+    def next_stop(self) -> int:
+        return self.engine.next_stop
+
+    def listen_again(self) -> None:
+        """Libraries that Keras starts with the training put signal handlers of their own in place of ours."""
+        for source in self.engine.sources:
+            if isinstance(source, SignalSource) and source.replaced() is not None:
+                source.reinstall()
+
+    def at_boundary(self, epochs_done: int | None = None) -> None:
+        self.engine.at_boundary(self.step, epoch=epochs_done)
+
+    def before_step(self) -> None:
+        """The first batch of this attempt is about to be trained."""
+        if not self._told_training:
+            self._told_training = True
+            self.host.tell_training(self.step)
+
+    def finish(self, fit: Fit) -> None:
+        """A call of fit has returned."""
+        fit.finished = True
+        if fit.mode is not Mode.DONE:
+            self.in_step = False
+            self.pending = True
+            self.at_boundary()
+            self._commit_end(fit)
+            self.epochs_before = fit.epochs_done()
+        self.finished += 1
+        self.fit = None
+
+    def _commit_end(self, fit: Fit) -> None:
+        if self.step == 0 or fit.number > KEPT_ENDS:
+            return
+        manifest = self.engine.rest(self.step)
+        saver = self.host.saver
+        if manifest is None or saver is None or saver.committed_at is None or manifest.step != self.step:
+            return
+        checkpoint = Checkpoint(manifest.name, saver.committed_at, manifest)
+        own = [entry for entry in manifest.files if "/" not in entry.path]
+        self._ends[fit.number] = [_adopted(checkpoint, entry, entry.path) for entry in own]
+
+    def fail(self, error: BaseException) -> None:
+        """A call of fit was left by an exception."""
+        try:
+            if not isinstance(error, Preempted):
+                self.engine.crashed(error)
+        finally:
+            self.close()
+
+    def _on_exit(self) -> None:
+        if self._closed:
+            return
+        if getattr(sys, "last_value", None) is None and self.fit is None:
+            self.engine.finish(self.step)
+        self.close()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.host.close()
+        if self.host.saved_all(self.step):
+            self.box.remove()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    # ------------------------------------------------------------------ asked by the engine, from any thread
+
+    def soonest(self) -> int:
+        fit = self.fit
+        return self.step if self.pending or fit is None else self.step + fit.in_flight
+
+    def last_boundary(self) -> int:
+        return self.step
+
+    def epoch(self) -> int:
+        return self.fit.epochs_done() if self.fit is not None else self.epochs_before
+
+    def freeze(self, wait_s: float) -> bool:
+        return not self.in_step
+
+    def size(self) -> int:
+        return self._size
+
+    def prepare(self) -> None:
+        """Nothing: what a save needs is made for each."""
+
+    def files(self, *, live: bool, at_boundary: bool) -> Files:
+        fit = self.fit
+        assert fit is not None
+        state = fit.small()
+        doubts = fit.doubts()
+
+        def own() -> Sequence[Image]:
+            return [tree_image(rank_file(self.host.rank), state)]
+
+        def shared() -> Sequence[Image | Adopted]:
+            weights = BufferImage(WEIGHTS, fit.framework.weights(fit.model))
+            self._size = weights.size
+            return [weights, *self._earlier(fit.number)]
+
+        if live:
+            return Files(own=own, shared=shared, inexact=doubts)
+        copied, leads = own(), self.host.rank == 0
+        copied_shared = shared() if leads else ()
+        return Files(own=lambda: copied, shared=lambda: copied_shared, inexact=doubts)
+
+    def _earlier(self, number: int) -> list[Adopted]:
+        """What the calls of fit before this one have left."""
+        found = []
+        for end, files in self._ends.items():
+            if end < number:
+                found += [dataclasses.replace(file, path=f"{end_folder(end)}/{file.path}") for file in files]
+        return found
+
+    # ------------------------------------------------------------------ progress
+
+    def _progress(self) -> Progress:
+        fit = self.fit
+        known: dict[str, Any] = {}
+        if fit is not None:
+            total = fit.data.total() if fit.data is not None else None
+            logs = numbers(fit.logs)
+            known = {
+                "epoch": min(fit.epoch + 1, fit.epochs),
+                "total_epochs": fit.epochs,
+                "total_steps": fit.steps_before + total * (fit.epochs - fit.first) if total else None,
+                "loss": logs.get("loss"),
+                "accuracy": _accuracy(logs, ""),
+                "validation_loss": fit.epoch_logs.get("val_loss"),
+                "validation_accuracy": _accuracy(numbers(fit.epoch_logs), "val_"),
+                "learning_rate": fit.framework.learning_rate(fit.model),
+            }
+        return Progress(
+            step=self.step, resumed_from=self.host.resumed_from, checkpointing=self.host.checkpointing(), **known
+        )
+
+
+def _accuracy(logs: dict[str, Any], prefix: str) -> float | None:
+    """The first value that goes by that name: ``accuracy``, ``acc``, ``sparse_categorical_accuracy`` …"""
+    for name, value in logs.items():
+        plain = name.removeprefix(prefix)
+        if name.startswith(prefix) and (plain == "acc" or plain.endswith("accuracy")):
+            return float(value)
+    return None
+
+
+def _adopted(checkpoint: Checkpoint, entry: FileEntry, path: str) -> Adopted:
+    """A file of a committed checkpoint, as ``path`` in a later one."""
+    source, at = (checkpoint.name, entry.path) if entry.ref is None else entry.ref.split("/", 1)
+    placed = dataclasses.replace(entry, path=at)
+    return Adopted(path, entry.size, placed, source, home=checkpoint.backend.uri)
+
+
+def _read(checkpoint: Checkpoint, entry: FileEntry) -> memoryview:
+    memory = memoryview(mmap.mmap(-1, max(1, entry.size)))[: entry.size]
+    read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
+    return memory
+
+
+def _tree(checkpoint: Checkpoint, entry: FileEntry) -> dict[str, Any]:
+    try:
+        tree = read_tree(_read(checkpoint, entry))
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path}: {error}") from error
+    if not isinstance(tree, dict) or "fit" not in tree:
+        raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path} is not what Keras training leaves")
+    return tree
+
+
+__all__ = ["KEPT_ENDS", "WEIGHTS", "KerasRun", "Manifest", "keras_random"]
