@@ -40,6 +40,9 @@ log = logging.getLogger("holdfast")
 
 NEVER = sys.maxsize
 
+_REST_WAIT_S = 0.5
+"""How long a training thread that rests at the agreed step may take to come by: from there it leaves more cleanly."""
+
 
 class State(enum.Enum):
     RUNNING = "running"
@@ -84,6 +87,9 @@ class Training(Protocol):
 
     def prepare(self) -> None:
         """The state has its full size since the first step is done: get what periodic saves need, in the background."""
+
+    # Optional: ``rests_at(step) -> bool``, whether the state is that of ``step``, which is complete, and the training
+    # thread is busy with what belongs to it, such as an evaluation, and looks in at its own pace.
 
 
 @dataclass(slots=True)
@@ -283,7 +289,10 @@ class Engine:
             log.warning("%s: each survivor saves what it has", reason)
             self._save_where_it_stands(wait_for_training_s=0.0)
         else:
-            self._save_where_it_stands(wait_for_training_s=None)
+            # Inside a long evaluation, say, the state is that of the step already: its end need not be waited for.
+            rests = getattr(self.training, "rests_at", None)
+            waits = rests is None or not rests(decision.step)
+            self._save_where_it_stands(wait_for_training_s=None if waits else _REST_WAIT_S)
 
     def _on_board_lost(self) -> None:
         """The process that kept the board is gone. Training may be ending everywhere, or a peer has died."""

@@ -128,6 +128,8 @@ class Saver:
     """Whether each rank holds all that is shared, so that any of them can lead."""
     peers: Mapping[int, Owner] = field(default_factory=dict)
     clock: Clock = SYSTEM_CLOCK
+    retire: Callable[[Backend], Sequence[str]] | None = None
+    """Removes old checkpoints and names them, where it is not for the newest ``keep`` alone to stay."""
     speeds: dict[str, float] = field(default_factory=dict)
     """Bytes a second that each location was seen to take."""
     committed: Manifest | None = None
@@ -284,7 +286,7 @@ class Saver:
         self._note_commit(manifest, backend, save, time.monotonic() - began)
         if save.deadline is None:
             try:
-                for name in retain(backend, self.keep):
+                for name in retain(backend, self.keep) if self.retire is None else self.retire(backend):
                     self.journal.record("removed", name=name, location=backend.uri)
             except StoreError as error:
                 log.warning("could not remove old checkpoints: %s", error)

@@ -163,11 +163,18 @@ class Job:
 
 def _family(pid: int) -> list[int]:
     """A process and its descendants, children first."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [*(member for child in children for member in _family(int(child))), pid]
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, IndexError):
+            continue
+        children.setdefault(parent, []).append(int(path.parent.name))
+
+    def below(member: int) -> list[int]:
+        return [*(one for child in children.get(member, ()) for one in below(child)), member]
+
+    return below(pid)
 
 
 def _kill(pid: int) -> None:

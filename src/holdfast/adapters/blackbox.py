@@ -194,8 +194,10 @@ class BlackBox:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             self._cuda = torch.cuda.default_generators[torch.cuda.current_device()]
         self.fast = None not in (self._torch, self._python) and (self._numpy is not None or not self._has_numpy)
-        self._raw = self.fast and self._has_numpy and self._cuda is None
-        """The common case: everything is copied from where it lies."""
+        # In the common case everything is copied from where it lies.
+        self._raw: tuple[memoryview, memoryview, memoryview, memoryview] | None = None
+        if self._torch and self._python and self._numpy and self._numpy_spare and self._cuda is None:
+            self._raw = (self._torch, self._python, self._numpy, self._numpy_spare)
         # By kind, the slot whose turn it is. The first record has the number 1 and the slot with the odd numbers.
         self._turn: list[_Slot] = []
         for base in range(HEADER, HEADER + SLOTS * SLOT, SLOT):
@@ -211,11 +213,8 @@ class BlackBox:
         sequence = slot.sequence = slot.sequence + 2
         numbers = slot.numbers
         numbers[0] = 0
-        if self._raw:
-            slot.torch[_ALL] = self._torch
-            slot.python[_ALL] = self._python
-            slot.numpy[_ALL] = self._numpy
-            slot.numpy_spare[_ALL] = self._numpy_spare
+        if self._raw is not None:
+            slot.torch[_ALL], slot.python[_ALL], slot.numpy[_ALL], slot.numpy_spare[_ALL] = self._raw
         else:
             self._copy(slot)
         gauss = self._instance.gauss_next
@@ -240,7 +239,7 @@ class BlackBox:
         else:
             words = random.getstate()[1]
             struct.pack_into("<i624I", slot.python, 0, words[624], *words[:624])
-        if self._numpy is not None:
+        if self._numpy is not None and self._numpy_spare is not None:
             slot.numpy[_ALL] = self._numpy
             slot.numpy_spare[_ALL] = self._numpy_spare
         elif self._has_numpy:

@@ -175,14 +175,15 @@ def _copy(target: memoryview, source: memoryview) -> None:
 class _Recorder:
     """A file for ``torch.save`` that remembers where large tensors lie instead of their bytes."""
 
-    def __init__(self, known: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, known: Mapping[int, int], least: int) -> None:
         self.segments: list[bytes | memoryview] = []
-        self._known = sorted(known)
+        self._known = sorted(known.items())
+        self._least = least
         self._small = bytearray()
 
     def write(self, data: memoryview) -> int:
         size = len(data)
-        if size >= _LARGE:
+        if size >= self._least:
             address = torch.frombuffer(data, dtype=torch.uint8).data_ptr()
             if self._lives_on(address, size):
                 self._flush_small()
@@ -206,13 +207,16 @@ class _Recorder:
 
 
 def archive(path: str, value: Any) -> Archive:
-    """What ``torch.save`` would write. Tensors in host memory are referred to, all others copied now."""
-    storages: dict[int, int] = {}
-    _collect(value, storages)
-    recorder = _Recorder(list(storages.items()))
+    """What ``torch.save`` would write. Large tensors in host memory are referred to, all others copied now."""
+    return _archive(path, value, _storages(value, on_host=True), _LARGE)
+
+
+def _archive(path: str, value: Any, known: Mapping[int, int], least: int) -> Archive:
+    """``known``: address and size of what may be referred to, from ``least`` bytes on."""
+    recorder = _Recorder(known, least)
     crc = torch.serialization.get_crc32_options()
     try:
-        torch.serialization.set_crc32_options(crc and sum(storages.values()) < _NO_CRC_FROM)
+        torch.serialization.set_crc32_options(crc and sum(known.values()) < _NO_CRC_FROM)
         torch.save(value, recorder)
     finally:
         torch.serialization.set_crc32_options(crc)
@@ -220,16 +224,19 @@ def archive(path: str, value: Any) -> Archive:
     return Archive(path, recorder.segments, value)
 
 
-def _collect(value: Any, storages: dict[int, int]) -> None:
+def _storages(value: Any, *, on_host: bool) -> dict[int, int]:
+    """Address and size of the memory of all tensors in ``value`` that lie on the host, or on a device."""
     if isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, storages)
-    elif isinstance(value, list | tuple):
+        return _storages(list(value.values()), on_host=on_host)
+    if isinstance(value, list | tuple):
+        found: dict[int, int] = {}
         for item in value:
-            _collect(item, storages)
-    elif _is_plain(value) and value.device.type == "cpu":
-        storage = value.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
+            found |= _storages(item, on_host=on_host)
+        return found
+    if not _is_plain(value) or (value.device.type == "cpu") != on_host:
+        return {}
+    storage = value.untyped_storage()
+    return {storage.data_ptr(): storage.nbytes()}
 
 
 def _is_plain(value: Any) -> bool:
@@ -237,15 +244,16 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Twins:
-    """Host copies of what lies on a device: one for each storage, copied on a stream of their own."""
+    """Host copies of what lies on a device, one for each storage."""
 
-    def __init__(self, memory: memoryview | None) -> None:
+    def __init__(self, memory: memoryview | None = None) -> None:
+        self.known: dict[int, int] = {}
         self._memory = memory
         self._copies: dict[int, torch.Tensor] = {}
         self._used = 0
 
     def of(self, value: Any) -> Any:
-        """The same value with its tensors on the host."""
+        """The same value with its tensors on the host. The copies are queued, and may not have arrived yet."""
         if isinstance(value, dict):
             twin = type(value)() if type(value) is not dict else {}
             twin.update({key: self.of(item) for key, item in value.items()})
@@ -260,6 +268,7 @@ class _Twins:
             source = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
             copy = self._copies[storage.data_ptr()] = self._room(source.numel())
             copy.copy_(source, non_blocking=True)
+            self.known[copy.data_ptr()] = copy.numel()
         twin = torch.empty(0, dtype=value.dtype)
         return twin.set_(copy.untyped_storage(), value.storage_offset(), value.size(), value.stride())
 
@@ -267,26 +276,12 @@ class _Twins:
         if self._memory is None or not size:
             return torch.empty(size, dtype=torch.uint8)
         begin = self._used
-        self._used += -(-size // 64) * 64
+        self._used += _padded(size)
         return torch.frombuffer(self._memory[begin : begin + size], dtype=torch.uint8)
 
 
-def device_bytes(value: Any) -> int:
-    """Room that the tensors of ``value`` need on the host if they lie on a device."""
-    sizes: dict[int, int] = {}
-
-    def visit(item: Any) -> None:
-        if isinstance(item, Mapping):
-            for one in item.values():
-                visit(one)
-        elif isinstance(item, list | tuple):
-            for one in item:
-                visit(one)
-        elif _is_plain(item) and item.device.type != "cpu":
-            sizes[item.untyped_storage().data_ptr()] = -(-item.untyped_storage().nbytes() // 64) * 64
-
-    visit(value)
-    return sum(sizes.values())
+def _padded(size: int) -> int:
+    return -(-size // 64) * 64
 
 
 class FileImage:
@@ -327,18 +322,19 @@ def images(captured: Captured, keep: Any, arena: Arena | None) -> list[Any]:
 
 
 def _archived(path: str, value: Any, arena: Arena | None) -> Any:
-    size = device_bytes(value)
-    if size:
-        memory = None
-        if arena is not None and torch.cuda.is_available():
-            memory = arena.pinned(path, size)
-            with arena.copying() as ready:
-                image = archive(path, _Twins(memory).of(value))
-            image.ready = ready
-            return image
-        return archive(path, _Twins(None).of(value))
-    image = archive(path, value)
-    return image if arena is None or image.size < _LARGE else image.staged(arena)
+    on_device = sum(_padded(size) for size in _storages(value, on_host=False).values())
+    if not on_device:
+        image = archive(path, value)
+        return image if arena is None or image.size < _LARGE else image.staged(arena)
+    if arena is None or not torch.cuda.is_available():
+        return archive(path, _Twins().of(value))
+    with arena.copying(path, on_device) as (memory, ready):
+        twins = _Twins(memory)
+        # What is still on its way is referred to, however small; all else is copied here and now.
+        twin = twins.of(value)
+        image = _archive(path, twin, twins.known, 1)
+    image.ready = ready
+    return image
 
 
 _IN_MEMORY = 64 << 20

@@ -57,7 +57,8 @@ logger = logging.getLogger(__name__)
 _MOST_SAMPLERS = 16
 """Where the search for samplers within samplers ends: an object may make up every attribute it is asked for."""
 
-_Mark = tuple[int, list[RandomState | None]]
+Mark = tuple[int, list[RandomState | None]]
+"""Batches delivered, and the random states of the workers after them."""
 
 
 class Batches:
@@ -78,7 +79,7 @@ class Batches:
         self.delivered = position["delivered"] if position else 0
         self._first: dict[str, Any] | None = position["first"] if position else None
         self._worker_rng = self._source.worker_rng
-        self._mark: _Mark = (self.delivered, self._worker_rng)
+        self._mark: Mark = (self.delivered, self._worker_rng)
         self._intact = True
         if self.delivered:
             self._next = self._source.next  # type: ignore[method-assign]
@@ -107,13 +108,14 @@ class Batches:
             return batch.batch
         return batch
 
-    def mark(self) -> None:
+    def mark(self) -> Mark:
         """This moment is a step boundary: :meth:`position` describes it until the next call."""
         self._mark = (self.delivered, self._worker_rng)
+        return self._mark
 
-    def position(self) -> dict[str, Any]:
-        """Where the last marked step boundary is in this pass, or its start. Any thread may ask, at any time."""
-        delivered, worker_rng = self._mark
+    def position(self, mark: Mark | None = None) -> dict[str, Any]:
+        """Where a mark, else the last one, or the start, is in this pass. Any thread may ask, at any time."""
+        delivered, worker_rng = mark or self._mark
         return self._source.position(delivered, worker_rng, self._first if delivered else None)
 
     def pass_start(self) -> dict[str, Any]:
@@ -148,6 +150,21 @@ class Batches:
 
 def _nothing() -> NoReturn:
     raise StopIteration
+
+
+def position_after(loader: Any, count: int) -> dict[str, Any]:
+    """Where a pass of a ``DataLoader`` that begins now will be after ``count`` batches, of which none is loaded yet."""
+    workers: list[RandomState | None] = [None] * loader.num_workers
+    length = _length(loader.batch_sampler) if not isinstance(loader.dataset, IterableDataset) else None
+    return {
+        "kind": _Lined.kind,
+        "delivered": count,
+        "total": length,
+        "start": _Start.capture(loader),
+        "first": rng.capture(),
+        "seed": None,
+        "workers": workers,
+    }
 
 
 def _open(loader: Any, position: dict[str, Any] | None) -> _Lined | _Stateful | _Replayed:

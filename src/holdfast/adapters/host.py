@@ -25,6 +25,7 @@ from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source
 from holdfast.progress import Checkpointing, Progress, ProgressFile
 from holdfast.reporting import Reporter
 from holdfast.saving import Saver
+from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint
 
 log = logging.getLogger("holdfast")
@@ -62,10 +63,12 @@ class Host:
         """Where this rank's black box lies; None where nothing is kept for survivors."""
         return os.path.join(self.session.box_folder, f"rank-{self.rank}") if self.settings.rescue else None
 
-    def resume(self, load: Callable[[Checkpoint], None]) -> Checkpoint | None:
-        """Let every rank ``load`` the newest checkpoint that all of them can."""
+    def resume(
+        self, load: Callable[[Checkpoint], None], spare: Callable[[Backend, str], bool] = lambda *_: False
+    ) -> Checkpoint | None:
+        """Let every rank ``load`` the newest checkpoint that all of them can; ``spare``: see :func:`session.resume`."""
         if self.settings.checkpointing:
-            self.checkpoint = resume(self.session, load)
+            self.checkpoint = resume(self.session, load, spare)
         return self.checkpoint
 
     def start(

@@ -12,7 +12,7 @@ import contextlib
 import enum
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -52,6 +52,9 @@ class Framework(Protocol):
     def iterations(self, model: Any) -> int | None:
         """How often the optimizer was applied."""
 
+    def is_harmless(self, error: BaseException) -> bool:
+        """Whether an error inside a step says that nothing was computed in it."""
+
     def doubts(self, fit: Fit) -> list[str]:
         """What cannot be exact in this training, in words."""
 
@@ -62,8 +65,14 @@ class Data(Protocol):
     def position(self) -> dict[str, Any]:
         """Where the data is at the last boundary."""
 
+    def end_epoch(self) -> None:
+        """The callbacks have heard of an epoch's end: the position is the beginning of the next one."""
+
     def total(self) -> int | None:
         """Batches of an epoch, where that is known."""
+
+    def repeat_all(self, saved: dict[str, Any]) -> None:
+        """Bring the data to where a finished call has left it."""
 
 
 class Mode(enum.Enum):
@@ -101,6 +110,9 @@ class Fit:
         """What the last step returned; its values may still be on a device."""
         self.epoch_logs: dict[str, Any] = {}
         self.steps_before = run.step
+        self.began = False
+        """The callbacks have heard of the beginning: the batches that are asked for now are trained on."""
+        self.before_first_epoch: Callable[[], None] | None = None
         self.told = False
         """The callbacks have been called for the step in flight: it is computed."""
         self.in_flight = 1
@@ -117,20 +129,21 @@ class Fit:
 
     def on_train_begin(self) -> None:
         """All callbacks have heard of the beginning, and nothing is trained yet."""
+        self.began = True
         self.run.listen_again()
         if self._loaded is not None:
             self.framework.build(self)
         if self.mode is Mode.END:
             self.apply()
+        if self.before_first_epoch is not None:
+            self.before_first_epoch()
+        self.run.at_boundary()
 
     def on_epoch_begin(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batch = 0
+        if self._loaded is None:
+            self.epoch, self.batch = epoch, 0
         self._kept = None
-
-    def on_batch_end(self, logs: Any) -> None:
-        self.told = True
-        self.logs = logs
+        self.run.before_step()
 
     def end_pass(self) -> None:
         """The batches of this epoch are done; what follows must not change what is saved of them."""
@@ -148,6 +161,8 @@ class Fit:
         self.epoch_logs = dict(logs or {})
         self.epoch, self.batch = epoch + 1, 0
         self._kept = None
+        if self.data is not None:
+            self.data.end_epoch()
         self.run.pending = True
         self.run.at_boundary(epochs_done=self.epochs_done())
 
@@ -164,8 +179,18 @@ class Fit:
     def check_in_between(self) -> None:
         """In validation, or in what a callback does at the end of an epoch: a notice need not wait for its end."""
         run = self.run
-        if self._kept is not None and run.step >= run.next_stop() and threading.get_ident() == self.thread:
+        if self._kept is not None and run.step >= run.engine.next_stop and self.is_mine():
             run.at_boundary()
+
+    def settle(self, error: BaseException) -> None:
+        """The training thread was thrown out: find out whether the state is still that of a boundary."""
+        if not self.run.in_step:
+            return
+        if self.told:  # by a callback, after the step was computed
+            self.run.in_step = False
+            self.complete(self.in_flight)
+        elif self.framework.is_harmless(error):
+            self.run.in_step = False
 
     def epochs_done(self) -> int:
         """Epochs completed, counted on through all calls of ``fit``."""
@@ -236,6 +261,7 @@ class Fit:
             self.mode = Mode.GO_ON
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.steps_before = state["steps_before"]
+        self.run.epochs_before = state["epochs_before"]
         self._began_random = state["began_random"]
         keras_random.restore(self._began_random)
 
@@ -275,6 +301,20 @@ class Fit:
         if state["over"]:
             self._kept = self._small(over=True)
             self.run.pending = True
+
+    def restore_end(self, callbacks: Any, history: Any) -> None:
+        """Of a call that was finished in an earlier attempt: what it had changed and what it returned."""
+        state = self._loaded
+        if state is None:
+            return
+        if self.data is not None:
+            self.data.repeat_all(state["data"])
+        self.callbacks = [*keras_callbacks.flatten(callbacks), history]
+        self.apply()
+
+    def is_mine(self) -> bool:
+        """Whether the calling thread is the one that trains."""
+        return threading.get_ident() == self.thread
 
     def _write_variables(self, saved: dict[str, Any]) -> None:
         extras = self.framework.extras(self.model)

@@ -13,10 +13,10 @@ import logging
 import mmap
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.adapters import keras_random
 from holdfast.adapters.host import Host
 from holdfast.adapters.keras_box import StepBox
 from holdfast.adapters.keras_fit import Fit, Framework, Mode, numbers
@@ -28,7 +28,7 @@ from holdfast.notice import SignalSource
 from holdfast.progress import Progress
 from holdfast.saving import Adopted, Files
 from holdfast.store.checkpoints import Checkpoint
-from holdfast.store.manifest import FileEntry, Manifest
+from holdfast.store.manifest import FileEntry
 from holdfast.store.pipeline import Image, read_checked
 
 log = logging.getLogger("holdfast")
@@ -50,8 +50,10 @@ def end_folder(number: int) -> str:
 class KerasRun:
     """The training of this process, as the engine sees it. The training thread writes its fields; others read."""
 
-    def __init__(self, settings: Settings, place: Place) -> None:
+    def __init__(self, settings: Settings, place: Place, location: str, finished: dict[str, int]) -> None:
+        """``finished``: by location, the calls of fit that this process has finished; counted on here."""
         self.settings = settings
+        self.location = location
         self.step = 0
         self.epochs_before = 0
         """Epochs of the calls of fit that are finished."""
@@ -60,8 +62,10 @@ class KerasRun:
         self.in_step = False
         self.frozen = False
         self.fit: Fit | None = None
-        self.finished = 0
-        """Calls of fit that are finished."""
+        """The call of fit that is under way, or was last."""
+        self.training = False
+        """Such a call is under way."""
+        self._finished = finished
         self._ends: dict[int, list[Adopted]] = {}
         self._loaded: tuple[Checkpoint, dict[str, Any], memoryview] | None = None
         self._size = 0
@@ -75,7 +79,7 @@ class KerasRun:
         self.engine = self.host.start(self, self._progress)
         self.box.note(self.step)
         # Before threads can no longer be started, which is later than the end of the script and sooner than atexit.
-        getattr(threading, "_register_atexit", atexit.register)(self._on_exit)
+        getattr(threading, "_register_atexit", atexit.register)(self.end)
 
     # ------------------------------------------------------------------ start
 
@@ -104,7 +108,6 @@ class KerasRun:
         assert self._loaded is not None
         state = self._loaded[1]
         self.step = checkpoint.step
-        self.epochs_before = state["epochs_before"]
         for entry in checkpoint.manifest.files:
             folder, _, path = entry.path.partition("/")
             if path:
@@ -117,7 +120,7 @@ class KerasRun:
 
     def begin(self, framework: Framework, model: Any, first: int, epochs: int) -> Fit:
         """A call of fit begins, in the training thread."""
-        number = self.finished + 1
+        number = self._finished.get(self.location, 0) + 1
         fit = Fit(self, framework, model, number, first, epochs)
         if self._loaded is not None:
             checkpoint, state, weights = self._loaded
@@ -127,6 +130,7 @@ class KerasRun:
             elif number < state["fit"]:
                 self._load_end(fit, checkpoint)
         self.fit = fit
+        self.training = True
         self.pending = True
         self.in_step = False
         return fit
@@ -149,9 +153,6 @@ class KerasRun:
 
     # ------------------------------------------------------------------ the training thread
 
-    def next_stop(self) -> int:
-        return self.engine.next_stop
-
     def listen_again(self) -> None:
         """Libraries that Keras starts with the training put signal handlers of their own in place of ours."""
         for source in self.engine.sources:
@@ -170,14 +171,14 @@ class KerasRun:
     def finish(self, fit: Fit) -> None:
         """A call of fit has returned."""
         fit.finished = True
+        self.in_step = False
+        self.pending = True
         if fit.mode is not Mode.DONE:
-            self.in_step = False
-            self.pending = True
             self.at_boundary()
             self._commit_end(fit)
-            self.epochs_before = fit.epochs_done()
-        self.finished += 1
-        self.fit = None
+        self.epochs_before = fit.epochs_done()
+        self._finished[self.location] = fit.number
+        self.training = False
 
     def _commit_end(self, fit: Fit) -> None:
         if self.step == 0 or fit.number > KEPT_ENDS:
@@ -194,14 +195,17 @@ class KerasRun:
         """A call of fit was left by an exception."""
         try:
             if not isinstance(error, Preempted):
+                if self.fit is not None:
+                    self.fit.settle(error)
                 self.engine.crashed(error)
         finally:
             self.close()
 
-    def _on_exit(self) -> None:
+    def end(self) -> None:
+        """The script trains no more, at least not here."""
         if self._closed:
             return
-        if getattr(sys, "last_value", None) is None and self.fit is None:
+        if getattr(sys, "last_value", None) is None and not self.training:
             self.engine.finish(self.step)
         self.close()
 
@@ -220,8 +224,7 @@ class KerasRun:
     # ------------------------------------------------------------------ asked by the engine, from any thread
 
     def soonest(self) -> int:
-        fit = self.fit
-        return self.step if self.pending or fit is None else self.step + fit.in_flight
+        return self.step if self.pending or self.fit is None else self.step + self.fit.in_flight
 
     def last_boundary(self) -> int:
         return self.step
@@ -230,7 +233,23 @@ class KerasRun:
         return self.fit.epochs_done() if self.fit is not None else self.epochs_before
 
     def freeze(self, wait_s: float) -> bool:
-        return not self.in_step
+        until = time.monotonic() + wait_s
+        while True:
+            # The order matters: the training thread sets its flag first and looks at this one second.
+            self.frozen = True
+            if not self.in_step:
+                return True
+            self.frozen = False
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+
+    def wait_while_frozen(self) -> None:
+        """Another thread saves the state as it stands, and then ends the process."""
+        while self.frozen:
+            self.in_step = False
+            time.sleep(0.05)
+            self.in_step = True
 
     def size(self) -> int:
         return self._size
@@ -320,5 +339,3 @@ def _tree(checkpoint: Checkpoint, entry: FileEntry) -> dict[str, Any]:
         raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path} is not what Keras training leaves")
     return tree
 
-
-__all__ = ["KEPT_ENDS", "WEIGHTS", "KerasRun", "Manifest", "keras_random"]

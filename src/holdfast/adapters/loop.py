@@ -25,8 +25,11 @@ from holdfast.staging.images import TensorImage
 from holdfast.staging.threads import for_each
 from holdfast.store.pipeline import digest_of
 
-
 Place = tuple[int, int, dict[str, Batches]]
+
+
+class _NoBatches:
+    delivered = 0
 
 
 class Loop:
@@ -65,7 +68,10 @@ class Loop:
     @place.setter
     def place(self, place: Place) -> None:
         self._place = place
-        self._open = tuple(place[2].values())  # the training thread's own: it is quicker to look at
+        # For the training thread alone, which sets them too: quicker to look at.
+        self._epoch, self._passes, active = place
+        self._open = tuple(active.values())
+        self._latest: Batches | type[_NoBatches] = self._open[-1] if self._open else _NoBatches
 
     # ------------------------------------------------------------------ called by the training thread
 
@@ -94,8 +100,7 @@ class Loop:
         """What the loop does after the step is done too. In steady state: one record and one comparison."""
         self.pending = False
         step = self.step
-        epoch, passes, _ = self._place
-        self._note(BOUNDARY, step, epoch, passes, self._open[-1].delivered if self._open else 0)
+        self._note(BOUNDARY, step, self._epoch, self._passes, self._latest.delivered)
         if self._buffers is not None:
             self._buffers.keep(step)
         if self._tracked:
@@ -118,8 +123,7 @@ class Loop:
             self._note_in_flight()
 
     def _note_in_flight(self) -> None:
-        epoch, passes, _ = self._place
-        self._note(IN_FLIGHT, self.step + 1, epoch, passes, self._open[-1].delivered if self._open else 0)
+        self._note(IN_FLIGHT, self.step + 1, self._epoch, self._passes, self._latest.delivered)
         if self._buffers is not None and self.rank == 0:
             self._buffers.keep(self.step + 1)
 
@@ -194,25 +198,15 @@ class Loop:
 
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         step = self.step
-        epoch, passes, active = self.place
         record = None if at_boundary else _record_of(self.box.records(), step)
-        if record is not None and record.passes != passes:
-            # Another pass, or epoch, was just being opened: what the record knows is the boundary before that.
-            epoch, passes, active = record.epoch, record.passes, {}
-        tree = {
-            "random": rng.capture() if record is None else record.random,
-            "positions": {name: batches.position() for name, batches in active.items()},
-            "epoch": epoch,
-            "passes": passes,
-        }
+        tree = self._own_tree(record)
         inexact: list[str] = []
 
         def own() -> list[Any]:
             return [*self.objects.own_images(), tree_image(rank_file(self.rank), tree)]
 
         def shared() -> list[Any]:
-            orders = {name: ddp.order for name, ddp in self.objects.gradient_orders.items()}
-            run = {"step": step, "epoch": epoch, "passes": passes, "gradient_orders": orders}
+            run = self._run_tree(step, tree)
             buffers = self._buffers_at(step, at_boundary, inexact)
             images = self.objects.shared_images(run, buffers, at_boundary=at_boundary)
             self._size = total_bytes(images)
@@ -223,6 +217,24 @@ class Loop:
         own_staged = self._stage(own())
         shared_staged = self._stage(shared()) if self.rank == 0 else []
         return Files(own=lambda: own_staged, shared=lambda: shared_staged)
+
+    def _own_tree(self, record: Record | None) -> dict[str, Any]:
+        """What belongs to this rank: as it is now, or as ``record`` has it."""
+        epoch, passes, active = self.place
+        if record is not None and record.passes != passes:
+            # Another pass, or epoch, was just being opened: what the record knows is the boundary before that.
+            epoch, passes, active = record.epoch, record.passes, {}
+        return {
+            "random": rng.capture() if record is None else record.random,
+            "positions": {name: batches.position() for name, batches in active.items()},
+            "epoch": epoch,
+            "passes": passes,
+        }
+
+    def _run_tree(self, step: int, own: dict[str, Any]) -> dict[str, Any]:
+        """What is the same on all ranks, beside the objects."""
+        orders = {name: ddp.order for name, ddp in self.objects.gradient_orders.items()}
+        return {"step": step, "epoch": own["epoch"], "passes": own["passes"], "gradient_orders": orders}
 
     def _buffers_at(self, step: int, at_boundary: bool, inexact: list[str]) -> dict[int, torch.Tensor]:
         """By id, what to save instead of live buffers: their values at the boundary, and rank 0's where it is dead."""
@@ -272,6 +284,10 @@ class Loop:
 
     def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
         """Another rank's part, from its black box on this machine."""
+        tree = self._tree_of(rank, step)
+        return None if tree is None else [tree_image(rank_file(rank), tree)]
+
+    def _tree_of(self, rank: int, step: int) -> dict[str, Any] | None:
         path = self._box_of(rank)
         try:
             record = _record_of(read_box(path)[2], step)
@@ -297,8 +313,7 @@ class Loop:
                 position["skip"] += record.delivered - position["delivered"]
             position["delivered"] = record.delivered
             positions[base["name"]] = position
-        tree = {"random": record.random, "positions": positions, "epoch": record.epoch, "passes": record.passes}
-        return [tree_image(rank_file(rank), tree)]
+        return {"random": record.random, "positions": positions, "epoch": record.epoch, "passes": record.passes}
 
     def _draws_after(self, step: int, passes: int) -> bool:
         """Whether the code between a step and the next pass draws random numbers, which a rank that died did not."""

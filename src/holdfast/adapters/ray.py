@@ -16,14 +16,15 @@ from types import ModuleType
 from typing import Any
 
 import ray
-from ray.train.v2._internal.execution.callback import WorkerCallback
+from ray.train.v2._internal.execution.callback import WorkerCallback, WorkerGroupCallback
 
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, HoldfastError
 
 OLDEST = (2, 58)
 """Of Ray: before it, a worker cannot say that it is preempted."""
-_LOCAL_PATHS = ("HOLDFAST_DIR", "CHECKPOINT_URI", "HOLDFAST_FALLBACK_DIR", "CHECKPOINT_FALLBACK_URI")
+_PATHS = ("dir", "fallback", "progress_file", "notice_file")
+"""Settings that may be relative paths: they mean the driver's folder, not the worker's."""
 
 
 @dataclass
@@ -47,23 +48,34 @@ class JITCheckpointConfig:
         Settings.load({}, ray_enabled=self.enabled, kill_wait=self.kill_wait)
 
 
-class JITCheckpointCallback(WorkerCallback):  # type: ignore[misc]
-    """Built on the driver, pickled, and called in every worker."""
+class JITCheckpointCallback(WorkerGroupCallback, WorkerCallback):  # type: ignore[misc]
+    """Built on the driver, kept by Ray's controller, pickled for and called in every worker."""
 
     def __init__(self, config: JITCheckpointConfig | None = None) -> None:
         """Raises where the settings are wrong: on the driver, before a worker is started."""
-        check_version()
         self.config = config
-        self.variables = _variables(os.environ, config) if is_enabled(os.environ, config) else None
+        self.variables: dict[str, str] | None = None
         """What a worker must find in its environment; None: keep out."""
+        try:
+            if is_enabled(os.environ, config):
+                check_version()
+                self.variables = _variables(os.environ, config)
+        except ConfigError as error:
+            # Of a ValueError Ray would only say that the callback cannot be imported.
+            raise HoldfastError(str(error)) from None
+        self.groups = 0
+        """Groups of workers that were started so far, this one included."""
         self._worker: Any = None
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        self.groups += 1
 
     def after_init_train_context(self) -> None:
         if self.variables is None or self._is_superseded():
             return
         from holdfast.adapters.ray_worker import Worker
 
-        self._worker = Worker(self.variables)
+        self._worker = Worker(self.variables, restarted=self.groups > 1)
         self._worker.begin()
 
     def before_worker_shutdown(self) -> None:
@@ -111,7 +123,7 @@ def _variables(environ: Mapping[str, str], config: JITCheckpointConfig | None) -
     variables = {
         name: environ[name] for setting in table.values() for name in setting.env if environ.get(name, "") != ""
     }
-    for name in _LOCAL_PATHS:
+    for name in (variable for setting in _PATHS for variable in table[setting].env):
         if name in variables and "://" not in variables[name]:
             variables[name] = os.path.abspath(os.path.expanduser(variables[name]))
     waits = table["kill_wait"].env

@@ -1,14 +1,29 @@
-"""Where a run of Ray Train keeps its just-in-time checkpoints: beside Ray's own, in the run's folder."""
+"""Where a run of Ray Train keeps its just-in-time checkpoints, and which of them the workers go on from.
+
+They lie beside Ray's own, in the folder ``holdfast`` of the run's folder. A training function that reports
+checkpoints of its own may begin with one of these, and the loop that is recorded from there on is another
+one. So each beginning has a location of its own: ``holdfast`` where the function began from scratch,
+``holdfast/from-<checkpoint>`` where it began with that checkpoint. A note for every checkpoint that is reported
+says at which step of which recording that was; so it is known what is newer, the script's own or ours.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import re
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.store import open_backend
+from holdfast.store.checkpoints import whole
+
+log = logging.getLogger("holdfast")
 
 FOLDER = "holdfast"
+_NOTES = "reports"
 _UNNAMED = re.compile(r"ray_train_run-\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 _SCHEMES = {"s3": "s3://", "gcs": "gs://", "abfs": "az://"}
 
@@ -24,6 +39,7 @@ def location_of(context: Any) -> str:
     kind = storage.storage_filesystem.type_name
     path = f"{storage.experiment_fs_path}/{FOLDER}"
     if kind == "local":
+        storage._check_validation_file()  # raises where this node does not see the folder that the driver made
         return path
     if kind in _SCHEMES:
         return _SCHEMES[kind] + path
@@ -38,3 +54,97 @@ def run_id_of(context: Any) -> str:
     """The run's identity: jobs of one name in one storage path take over from each other."""
     storage = context.get_storage()
     return f"ray-{hashlib.sha256(storage.experiment_fs_path.encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is known of a checkpoint that the training function reported."""
+
+    base: str | None
+    """The checkpoint that the function had begun with; None: it had begun from scratch."""
+    step: int
+    """The last step that was complete, counted from that beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the training function begins."""
+
+    location: str
+    """Of the just-in-time checkpoints that belong to this beginning."""
+    base: str | None
+    """Name of the reported checkpoint that it begins with; None: from scratch."""
+    step: int | None = None
+    """Of the newest just-in-time checkpoint, up to which it is resumed; None: there is none."""
+
+
+class Reports:
+    """The notes of one run, in its folder in Ray's storage."""
+
+    def __init__(self, context: Any) -> None:
+        self._storage = context.get_storage()
+        self._folder = f"{self._storage.experiment_fs_path}/{FOLDER}/{_NOTES}"
+
+    def name_of(self, checkpoint: Any) -> str:
+        """The name under which Ray keeps a checkpoint."""
+        folder = f"{self._storage.experiment_fs_path}/"
+        name: str = checkpoint.path
+        if name.startswith(folder):
+            return name[len(folder) :].strip("/").replace("/", "+")
+        return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+    def write(self, name: str, note: Note) -> None:
+        filesystem = self._storage.storage_filesystem
+        filesystem.create_dir(self._folder)
+        with filesystem.open_output_stream(f"{self._folder}/{name}.json") as stream:
+            stream.write(json.dumps(asdict(note)).encode())
+
+    def read(self, name: str) -> Note | None:
+        try:
+            with self._storage.storage_filesystem.open_input_stream(f"{self._folder}/{name}.json") as stream:
+                return Note(**json.loads(stream.read()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def checkpoint(self, name: str) -> Any:
+        """A checkpoint of Ray's by its name; None if it is not there any more."""
+        from ray.train import Checkpoint
+
+        path = f"{self._storage.experiment_fs_path}/{name}"
+        filesystem = self._storage.storage_filesystem
+        if filesystem.get_file_info(path).type.name == "NotFound":
+            return None
+        return Checkpoint(path=path, filesystem=filesystem)
+
+
+def choose_origin(root: str, latest: str | None, reports: Reports) -> Origin:
+    """Where to begin, given the newest checkpoint that was reported: there, or where its recording began.
+
+    The latter, if a just-in-time checkpoint is at least as new.
+    """
+    own = _at(root, latest)
+    if latest is None or own.step is not None:
+        return own
+    note = reports.read(latest)
+    if note is None:
+        return own
+    earlier = _at(root, note.base)
+    if earlier.step is None or earlier.step < note.step:
+        return own
+    if note.base is not None and reports.checkpoint(note.base) is None:
+        log.warning(
+            "%s/checkpoint-%d cannot be used: the training function had begun with %s, which Ray has removed since. "
+            "Going on from %s, the newest that was reported; CheckpointConfig(num_to_keep=…) keeps more",
+            earlier.location,
+            earlier.step,
+            note.base,
+            latest,
+        )
+        return own
+    return earlier
+
+
+def _at(root: str, base: str | None) -> Origin:
+    location = root if base is None else f"{root.rstrip('/')}/from-{base}"
+    newest = next(iter(whole([open_backend(location)])), None)
+    return Origin(location, base, None if newest is None else newest.step)

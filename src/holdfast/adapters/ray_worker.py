@@ -4,6 +4,10 @@ Ray runs the training function in a thread; the worker's main thread is free, an
 just-in-time save the function must neither return (Ray would take that for the end of the training) nor
 raise, nor may the process end (both are failures, charged to ``max_failures``). So the worker reports itself
 preempted, with a deadline that is over, and waits: Ray starts the workers anew, at once and without a charge.
+
+Whatever trains in the worker finds its settings in the environment, and what surrounds it in
+:mod:`holdfast.adapters.surroundings`: a plain loop, which is followed from here, or a framework that has an
+adapter of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +23,14 @@ from typing import Any, NoReturn
 
 import ray
 from ray.train.v2._internal.execution.context import TrainContext, get_train_context
-from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
+from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 from ray.train.v2.api.preemption import PreemptionInfo
 
+from holdfast.adapters import registry
 from holdfast.adapters.ray_drain import DrainSource, draining
 from holdfast.adapters.ray_marker import Marker, leave_marker, remove_marker
-from holdfast.adapters.ray_storage import is_unnamed, location_of, run_id_of
-from holdfast.adapters.registry import ADAPTERS
+from holdfast.adapters.ray_reports import Reporting, note_reports
+from holdfast.adapters.ray_storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
 from holdfast.adapters.replay import Follower
 from holdfast.adapters.surroundings import Surroundings, surround
 from holdfast.config import Settings
@@ -46,41 +51,58 @@ class WorkerStoppedError(HoldfastError):
 class Worker:
     """One life of one worker."""
 
-    def __init__(self, variables: dict[str, str]) -> None:
-        """``variables``: holdfast's part of the driver's environment, checked there."""
-        context = get_train_context()
+    def __init__(self, variables: dict[str, str], *, restarted: bool) -> None:
+        """``variables``: holdfast's part of the driver's environment, checked there.
+
+        ``restarted``: other workers of this job were here before.
+        """
+        self.context: TrainContext = get_train_context()
+        self.rank: int = self.context.get_world_rank()
+        self.node: str = ray.get_runtime_context().get_node_id()
+        self.engines: list[Engine] = []
+        """Of what trains in this worker, in the order of their start."""
         os.environ.update(variables)
+        self.reports = Reports(self.context)
+        latest = self.context.get_checkpoint()
         settings = Settings.load()
-        if settings.dir is None:
-            os.environ["HOLDFAST_DIR"] = location_of(context)
-        if settings.run_id is None:
-            os.environ["HOLDFAST_RUN_ID"] = run_id_of(context)
+        self.origin = choose_origin(
+            settings.dir or location_of(self.context),
+            None if latest is None else self.reports.name_of(latest),
+            self.reports,
+        )
         # Whatever trains in this worker, another framework's adapter perhaps, finds the same settings.
         os.environ["HOLDFAST_ENABLED"] = "1"
+        os.environ["HOLDFAST_DIR"] = self.origin.location
+        os.environ["HOLDFAST_RUN_ID"] = settings.run_id or run_id_of(self.context)
+        if restarted:
+            os.environ["HOLDFAST_RESUME"] = "auto"  # what is there now is of this job, which may have begun anew
         self.settings = Settings.load()
-        self.context: TrainContext = context
-        self.rank: int = context.get_world_rank()
-        self.node: str = ray.get_runtime_context().get_node_id()
-        self._engines: list[Engine] = []
+        self.follower = Follower(self.settings, on_preempted=self._preempted, name="ray")
         self._leaving = threading.Event()
         self._over = threading.Event()
-        self._follower = Follower(self.settings, on_preempted=self._preempted, name="ray")
+
+    @property
+    def step(self) -> int:
+        """The last step that is complete."""
+        return self.engines[-1].training.last_boundary() if self.engines else 0
+
+    @property
+    def resuming(self) -> bool:
+        """Whether the training function has not yet come to where it was saved."""
+        return self.origin.step is not None and (not self.engines or self.follower.replaying)
 
     # ------------------------------------------------------------------ in the main thread
 
     def begin(self) -> None:
         """Before the training function is started."""
         listen(self.settings.signals)
-        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self._engines.append))
-        name, location = self.context.get_experiment_name(), self.settings.dir or ""
-        leave_marker(Marker(name=name, location=location, rank=self.rank, world=self.context.get_world_size()))
-        if self.rank == 0 and is_unnamed(self.context):
-            log.warning(
-                "this run has no name, so no other job will go on from its checkpoints; Ray's own restarts of its "
-                "workers do. RunConfig(name=…) gives it one"
-            )
-        _install_adapters()
-        set_train_fn_utils(_TrainFnUtils(self._follower))
+        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self.engines.append))
+        for adapter in registry.ADAPTERS:  # of frameworks that this process imported before it was told to act
+            for trigger in adapter.triggers:
+                if adapter.name not in ("ray", "replay") and trigger in sys.modules:
+                    registry.install(adapter.name, sys.modules[trigger])
+        set_train_fn_utils(Reporting(self))
+        note_reports(self)
         runner = self.context.execution_context.training_thread_runner
         run = runner.run
 
@@ -88,29 +110,36 @@ class Worker:
             run(functools.wraps(target)(functools.partial(self._train, target)))
 
         runner.run = run_followed
+        name, world = self.context.get_experiment_name(), self.context.get_world_size()
+        leave_marker(Marker(name=name, location=self.origin.location, rank=self.rank, world=world))
+        if self.rank == 0 and is_unnamed(self.context):
+            log.warning(
+                "this run has no name, so no other job will go on from its checkpoints; Ray's own restarts of its "
+                "workers do. RunConfig(name=…) gives it one"
+            )
 
     def shut_down(self) -> None:
         """Ray is about to kill this process. From now on signals are Ray's again."""
         if not self._over.is_set() and not self._leaving.is_set():
             self._save_before_the_kill()
-        self._follower.close()
+        self.follower.close()
         remove_marker()
 
     def _save_before_the_kill(self) -> None:
         """Another worker died, say, or the user stops the job: what is complete is saved all the same."""
         error = WorkerStoppedError("Ray Train stops this worker")
-        for engine in self._engines:
+        for engine in self.engines:
             threading.Thread(target=engine.crashed, args=(error,), name="holdfast-last", daemon=True).start()
         until = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until and any(engine.state is not State.LEFT for engine in self._engines):
+        while time.monotonic() < until and any(engine.state is not State.LEFT for engine in self.engines):
             time.sleep(0.05)
 
     # ------------------------------------------------------------------ in the training thread
 
     def _train(self, target: Callable[[], Any]) -> Any:
-        follower = self._follower
+        result = None
         try:
-            follower.start()
+            self.follower.start()
             result = target()
             if not self._leaving.is_set():
                 self._finish()
@@ -118,19 +147,19 @@ class Worker:
             self._leave()
         except BaseException as error:
             if not self._leaving.is_set():
-                follower.crashed(error)
-                follower.close()
+                self.follower.crashed(error)
+                self.follower.close()
                 self._over.set()
                 raise
         if self._leaving.is_set():
             self._park()
-        follower.close()
+        self.follower.close()
         self._over.set()
         return result
 
     def _finish(self) -> None:
         try:
-            self._follower.finish()
+            self.follower.finish()
         except StoreError as error:
             # The training is done, and its result is the user's own: not a reason to call it failed.
             log.error("the end of the run could not be committed: %s", error)
@@ -162,24 +191,3 @@ class Worker:
     def _told(self) -> int | None:
         info = self.context.preemption_context.preemption_info
         return None if info is None or self._leaving.is_set() else info.deadline_ms or 0
-
-
-class _TrainFnUtils(DistributedTrainFnUtils):  # type: ignore[misc]
-    """Behind ``ray.train.report`` and its like: what the loop did before the save is not done again."""
-
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-
-    def report(self, *args: Any, **kwargs: Any) -> None:
-        if not self._follower.replaying:
-            super().report(*args, **kwargs)
-
-
-def _install_adapters() -> None:
-    """For frameworks that this process imported before it was told to act."""
-    for adapter in ADAPTERS:
-        for trigger in adapter.triggers:
-            if adapter.name not in ("ray", "replay") and trigger in sys.modules:
-                from holdfast.adapters.registry import install
-
-                install(adapter.name, sys.modules[trigger])

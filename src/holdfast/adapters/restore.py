@@ -27,35 +27,56 @@ _RANK_FILE = re.compile(r"rank-\d+\.safetensors")
 _SHARD = re.compile(r".+/shard-(\d+)\.safetensors")
 
 
+class Contents:
+    """The files of a checkpoint in memory, every byte of them checked, for one rank."""
+
+    def __init__(self, checkpoint: Checkpoint, rank: int, world: int) -> None:
+        """Raises :class:`~holdfast.errors.CheckpointCorruptError` if a byte is wrong."""
+        self.checkpoint = checkpoint
+        self.rank, self.world = rank, world
+        self.loaded: dict[str, tuple[dict[str, torch.Tensor], dict[str, str]]] = {}
+        self._shards: list[FileEntry] = []
+        own = rank_file(rank)
+        for entry in checkpoint.manifest.files:
+            if _SHARD.fullmatch(entry.path):
+                self._shards.append(entry)
+            elif entry.path.endswith(".safetensors") and (entry.path == own or not _RANK_FILE.fullmatch(entry.path)):
+                memory = memoryview(mmap.mmap(-1, max(1, entry.size)))[: entry.size]
+                read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
+                try:
+                    self.loaded[entry.path] = parse(memory)
+                except (ValueError, KeyError) as error:
+                    raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path}: {error}") from error
+
+    def put_into(self, objects: Objects) -> dict[str, Any]:
+        """Load the objects; returns what was saved beside them for the run."""
+        with _shard_folder(self.checkpoint, self._shards, self.rank, self.world) as folder:
+            run: dict[str, Any] = objects.load(self.loaded, folder)
+        return run
+
+    def mine(self) -> dict[str, Any] | None:
+        """What belongs to this rank; None if it was saved by another number of ranks."""
+        own = rank_file(self.rank)
+        if own in self.loaded and self.checkpoint.manifest.world_size == self.world:
+            tree: dict[str, Any] = tree_of(self.loaded, own)
+            return tree
+        return None
+
+
 def restore(checkpoint: Checkpoint, objects: Objects, rank: int, world: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Load everything; returns what was saved beside the objects: for the run, and for this rank.
 
     Raises :class:`~holdfast.errors.CheckpointCorruptError` if a byte is wrong; the objects are then as they were.
     """
-    own = rank_file(rank)
-    loaded = {}
-    shards: list[FileEntry] = []
-    for entry in checkpoint.manifest.files:
-        if _SHARD.fullmatch(entry.path):
-            shards.append(entry)
-        elif entry.path.endswith(".safetensors") and (entry.path == own or not _RANK_FILE.fullmatch(entry.path)):
-            memory = memoryview(mmap.mmap(-1, max(1, entry.size)))[: entry.size]
-            read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
-            try:
-                loaded[entry.path] = parse(memory)
-            except (ValueError, KeyError) as error:
-                raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path}: {error}") from error
-    with _shard_folder(checkpoint, shards, rank, world) as folder:
-        run = objects.load(loaded, folder)
-    saved_world = checkpoint.manifest.world_size
-    if own in loaded and saved_world == world:
-        mine = tree_of(loaded, own)
-    else:
+    contents = Contents(checkpoint, rank, world)
+    run = contents.put_into(objects)
+    mine = contents.mine()
+    if mine is None:
         log.warning(
             "%s was saved by %d ranks and is loaded by %d: parameters are exact, random state and data position are "
             "carried over as closely as possible",
             checkpoint.name,
-            saved_world,
+            checkpoint.manifest.world_size,
             world,
         )
         mine = _adapted(checkpoint, run, rank, world)

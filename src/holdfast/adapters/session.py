@@ -196,12 +196,15 @@ def _tell_death(session: Session, boxes: str, attempt: dict[str, Any]) -> None:
     session.journal.record("died", attempt_ended=attempt.get("attempt"), step=step, last_seen=seen)
 
 
-def resume(session: Session, load: Callable[[Checkpoint], None]) -> Checkpoint | None:
+def resume(
+    session: Session, load: Callable[[Checkpoint], None], spare: Callable[[Backend, str], bool] = lambda *_: False
+) -> Checkpoint | None:
     """Let every rank ``load`` the newest checkpoint that all of them can; returns it, or None if there is none.
 
-    ``load`` raises :class:`~holdfast.errors.StoreError` if it cannot, and must leave no trace then.
+    ``load`` raises :class:`~holdfast.errors.StoreError` if it cannot, and must leave no trace then. ``spare``: which
+    folders without a manifest are another tool's checkpoints, and not ours to clean away.
     """
-    candidates = _candidates(session) if session.rank == 0 else iter(())
+    candidates = _candidates(session, spare) if session.rank == 0 else iter(())
     number = 0
     while True:
         key = f"resume/{number}"
@@ -249,13 +252,13 @@ def _all_ranks(session: Session, key: str, fine: bool) -> bool:
     return _wait(session.board, f"{key}/all") == b"1"
 
 
-def _candidates(session: Session) -> Iterator[Checkpoint]:
+def _candidates(session: Session, spare: Callable[[Backend, str], bool]) -> Iterator[Checkpoint]:
     """Whole checkpoints, newest first, after setting the place in order."""
     for backend in session.backends:
         if session.settings.resume == "never":
             _start_anew(backend)
         try:
-            for name in clean(backend):
+            for name in clean(backend, [name for name in backend.names() if not spare(backend, name)]):
                 log.info("removed %s, which was not whole", name)
                 session.journal.record("cleaned", name=name, location=backend.uri)
         except StoreError as error:

@@ -7,9 +7,10 @@ only the first save pays for fresh pages, and there is never more than one copy.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -65,6 +66,11 @@ class Arena:
             image.path for image in images if isinstance(image, TensorImage) and any(t.is_cuda for t in image.tensors)
         }
 
+        self.reserve(sizes, on_device)
+
+    def reserve(self, sizes: Mapping[str, int], on_device: Collection[str]) -> None:
+        """The same where only the sizes are known: by path, and which of the files come from a device."""
+
         def touch() -> None:
             for path, size in sizes.items():
                 torch.frombuffer(self.block(path, size), dtype=torch.uint8)[:: mmap.PAGESIZE].zero_()
@@ -76,9 +82,7 @@ class Arena:
 
     def stage(self, images: Sequence[TensorImage | BytesImage]) -> list[StagedImage | BytesImage]:
         """Copy. On return CPU tensors may change again; CUDA tensors too, for work queued after this call."""
-        if self._preparing is not None:
-            self._preparing.join()
-            self._preparing = None
+        self.ready()
         staged: list[StagedImage | BytesImage] = []
         ready: torch.cuda.Event | None = None
         if any(tensor.is_cuda for image in images if isinstance(image, TensorImage) for tensor in image.tensors):
@@ -103,6 +107,30 @@ class Arena:
             torch.cuda.current_stream().wait_stream(self._stream)
         for_each(lambda piece: copy_bytes(*piece), pieces)
         return staged
+
+    def ready(self) -> None:
+        """Wait for the memory that is being got."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
+    @contextlib.contextmanager
+    def copying(self, path: str, size: int) -> Iterator[tuple[memoryview, torch.cuda.Event]]:
+        """Page-locked memory for a file; copies that the block queues from the device run on a stream of their own.
+
+        The event tells when they have arrived. Work that is queued on the device after the block waits for them.
+        """
+        self.ready()
+        memory = self.block(path, size)
+        self._pin(path)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        event = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            yield memory, event
+        event.record(self._stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
 
     @staticmethod
     def _begin_copy(image: TensorImage, target: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

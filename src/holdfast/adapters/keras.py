@@ -1,0 +1,156 @@
+"""Keras: a ``fit`` that survives preemption, of Keras 3 and of tf-keras, without a change in the script.
+
+``HOLDFAST_ENABLED=1`` makes every ``fit`` of a process one that is looked after; ``holdfast.keras.JITCheckpoint`` among
+the callbacks of one makes that one. ``HOLDFAST_ENABLED=0`` wins over both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from holdfast.adapters import keras_callbacks
+from holdfast.adapters.claim import claim
+from holdfast.adapters.keras_fit import Fit, Mode
+from holdfast.adapters.keras_run import KerasRun
+from holdfast.adapters.session import Place
+from holdfast.config import Settings, parse_bool
+from holdfast.home import default_location
+
+log = logging.getLogger("holdfast")
+
+
+class Hooks(Protocol):
+    """The patches of one framework."""
+
+    framework: Any
+
+    def install(self) -> None: ...
+
+    def place(self, model: Any, settings: Settings) -> Place: ...
+
+    def run(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any: ...
+
+
+class JITCheckpoint:
+    """Among the callbacks of ``fit``: this training survives preemption.
+
+    ``dir``, ``save_every``, ``keep`` and ``fallback`` are the settings of these names; ``settings`` takes any other.
+    """
+
+    def __init__(
+        self,
+        dir: str | os.PathLike[str] | None = None,
+        *,
+        save_every: str | int | None = None,
+        keep: int | None = None,
+        fallback: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        named = {"dir": dir, "save_every": save_every, "keep": keep, "fallback": fallback}
+        given = {**(settings or {}), **{name: value for name, value in named.items() if value is not None}}
+        self.settings = Settings.load(**given)
+        install_into_loaded()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("on_", "set_", "_implements")):
+            raise AttributeError(
+                f"JITCheckpoint has no {name}: holdfast takes it out of the callbacks when fit begins, and this one was "
+                f"made before keras or tf_keras was imported; make it after that"
+            )
+        raise AttributeError(name)
+
+
+_installed: dict[int, Hooks] = {}
+_current: KerasRun | None = None
+_finished: dict[str, int] = {}
+"""By location, the calls of fit that this process has finished."""
+
+
+def install(module: Any) -> None:
+    """Follow the ``fit`` of ``keras`` or ``tf_keras``, which was just imported."""
+    if id(module) in _installed:
+        return
+    hooks: Hooks
+    if module.__name__.split(".")[0] == "tf_keras":
+        from holdfast.adapters.keras_v2 import Hooks as Hooks2
+
+        hooks = Hooks2(module, train)
+    else:
+        from holdfast.adapters.keras_v3 import Hooks as Hooks3
+
+        hooks = Hooks3(module, train)
+    _installed[id(module)] = hooks
+    hooks.install()
+
+
+def install_into_loaded() -> None:
+    import sys
+
+    for name in ("keras", "tf_keras"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "Model"):
+            install(module)
+
+
+def train(hooks: Any, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
+    """Called instead of ``fit``, with its arguments by name."""
+    settings = _settings_for(arguments)
+    if settings is None:
+        return original(**arguments)
+    with claim("keras") as mine:
+        if not mine:
+            return original(**arguments)
+        return _looked_after(hooks, original, model, arguments, settings)
+
+
+def _settings_for(arguments: dict[str, Any]) -> Settings | None:
+    """Of the JITCheckpoint among the callbacks, which is taken out; else of the environment. None: keep still."""
+    callbacks = arguments.get("callbacks")
+    given = [one for one in keras_callbacks.flatten(callbacks) if isinstance(one, JITCheckpoint)]
+    if given:
+        arguments["callbacks"] = _without(callbacks)
+    switch = os.environ.get("HOLDFAST_ENABLED", "")
+    if given:
+        return given[0].settings if given[0].settings.enabled else None
+    if not switch or not parse_bool(switch):
+        return None
+    return Settings.load()
+
+
+def _without(callbacks: Any) -> Any:
+    if isinstance(callbacks, JITCheckpoint):
+        return []
+    if isinstance(callbacks, list | tuple):
+        return [_without(one) for one in callbacks if not isinstance(one, JITCheckpoint)]
+    return callbacks
+
+
+def _looked_after(
+    hooks: Any, original: Callable[..., Any], model: Any, arguments: dict[str, Any], settings: Settings
+) -> Any:
+    run = _run_for(hooks, model, settings)
+    fit = run.begin(hooks.framework, model, arguments["initial_epoch"], arguments["epochs"])
+    if fit.mode is not Mode.ANEW:
+        keras_callbacks.keep_files(keras_callbacks.flatten(arguments.get("callbacks")))
+    try:
+        history = hooks.run(original, fit, arguments)
+        run.finish(fit)
+    except BaseException as error:
+        run.fail(error)
+        raise
+    return history
+
+
+def _run_for(hooks: Any, model: Any, settings: Settings) -> KerasRun:
+    """The run of this process at that location; one at another location ends where a new one begins."""
+    global _current
+    location = os.path.abspath(settings.dir or default_location())
+    if _current is not None:
+        if not _current.closed and _current.location == location:
+            return _current
+        _current.end()
+    _current = KerasRun(settings, hooks.place(model, settings), location, _finished)
+    return _current

@@ -1,0 +1,245 @@
+"""The data of a Keras 3 ``fit``: which batches are done, and how another process comes to the same place.
+
+A dataset is read again rather than saved: the order of its batches follows from its seeds, from how many iterators
+were made of it before, and from the random numbers that were there when the pass began. So a resumed run makes as many
+iterators, begins the pass with the same random numbers, and drops the batches that are done.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from holdfast.adapters import keras_random
+from holdfast.adapters.keras_fit import Fit
+
+
+class EpochData:
+    """The iterator over training data of one call of ``fit``."""
+
+    def __init__(self, fit: Fit, iterator: Any, *, creates_seeds: bool) -> None:
+        """``creates_seeds``: to make an iterator changes what the next one yields."""
+        self.iterator = iterator
+        self._fit = fit
+        self._creates_seeds = creates_seeds
+        self._created = 0
+        self._consumed = 0
+        """Batches taken from the iterator that was made last."""
+        self._random = keras_random.capture()
+        """When that iterator was made."""
+        self._at_epoch: dict[str, Any] = {"created": 0, "carried": None, "random": self._random, "hooks": 0}
+        self._make: Callable[[], Any] = iterator._get_iterator
+        self._enumerate: Callable[[], Iterator[Any]] = iterator._enumerate_iterator
+        iterator._get_iterator = self._made
+        iterator._enumerate_iterator = self._followed
+        self.hooks = EpochHooks(iterator.data_adapter)
+
+    def total(self) -> int | None:
+        return self.iterator.num_batches
+
+    def specification(self) -> Any:
+        """The shapes and types of a batch, as TensorFlow knows them without reading one."""
+        return self.iterator._distributed_dataset.element_spec
+
+    def position(self) -> dict[str, Any]:
+        return {
+            **self._at_epoch,
+            "pass_random": self._random,
+            "batches": self.iterator._num_batches,
+            "closed": self.iterator._current_iterator is None,
+            "created_in_all": self._created,
+            "hook_calls": self.hooks.calls,
+        }
+
+    def _made(self) -> Any:
+        self._created += 1
+        self._consumed = 0
+        self._random = keras_random.capture()
+        return self._make()
+
+    # ------------------------------------------------------------------ training
+
+    def _followed(self) -> Iterator[Any]:
+        """The batches of an epoch, with the boundary between each two."""
+        fit, run = self._fit, self._fit.run
+        if not fit.began:
+            yield from self._enumerate()  # Keras looks at a batch to build the model
+            return
+        if fit.loaded is not None:
+            items = self._gone_on()
+        else:
+            self._note_epoch()
+            items = self._enumerate()
+        engine, report_every = run.engine, run.settings.progress_every
+        count = 0
+        for begin, end, batches in items:
+            if report_every and run.step % report_every < count:
+                run.host.poke()
+            count = self._count(begin, end)
+            fit.in_flight = count
+            run.pending = False
+            if run.step >= engine.next_stop:
+                run.at_boundary()
+            fit.told = False
+            run.in_step = True
+            if run.frozen:
+                run.wait_while_frozen()
+            yield begin, end, batches
+            run.in_step = False
+            self._consumed += count
+            fit.complete(count)
+        if run.step >= engine.next_stop:
+            run.at_boundary()
+        fit.end_pass()
+
+    def _count(self, begin: int, end: int) -> int:
+        total = self.total()
+        return end - begin + 1 if total is None else min(end + 1, max(total, begin + 1)) - begin
+
+    def end_epoch(self) -> None:
+        """From here on the position is the beginning of the next epoch."""
+        self._note_epoch()
+
+    def _note_epoch(self) -> None:
+        iterator = self.iterator
+        carried = iterator.steps_per_epoch is not None and iterator._current_iterator is not None
+        self._at_epoch = {
+            "created": self._created,
+            "carried": self._consumed if carried else None,
+            "random": self._random,
+            "hooks": len(self.hooks.calls),
+        }
+
+    # ------------------------------------------------------------------ going on
+
+    def _gone_on(self) -> Iterator[Any]:
+        """What is left of the epoch that was interrupted."""
+        fit, iterator = self._fit, self.iterator
+        state = fit.loaded
+        assert state is not None
+        saved = state["data"]
+        iterator._num_batches = saved["batches"]
+        self.hooks.repeat(saved["hook_calls"], saved["hooks"])
+        if self._make_again(saved["created"], saved["carried"], saved["random"]):
+            iterator._steps_seen = saved["carried"]
+        elif state["batch"]:
+            keras_random.restore(saved["pass_random"])
+        self._at_epoch = {name: saved[name] for name in self._at_epoch}
+        left = state["batch"]
+        inner = self._enumerate()
+        while left:
+            begin, end, batches = next(inner)
+            count = min(end - begin + 1, left)
+            self._drop(batches, count)
+            left -= count
+        streams = self._drawn() if state["batch"] or saved["carried"] else frozenset()
+        if state["over"] and not saved["closed"]:
+            for _ in inner:  # to the end of the epoch, of which nothing is left
+                pass
+        fit.apply(random_streams=streams)
+        yield from inner
+
+    def _make_again(self, created: int, carried: int | None, random: Any) -> bool:
+        """As many iterators as there were when the epoch began; True if the last of them is in use still."""
+        iterator = self.iterator
+        current = None
+        while self._created < created:
+            last = self._created == created - 1
+            if last and carried is not None:
+                keras_random.restore(random)
+            if self._creates_seeds or (last and carried is not None):
+                current = iter(iterator._get_iterator())
+            else:
+                self._created += 1
+        if carried is None:
+            return False
+        iterator._current_iterator = current
+        self._drop(current, carried)
+        return True
+
+    def _drop(self, batches: Any, count: int) -> None:
+        for _ in itertools.islice(batches, count):
+            pass
+        self._consumed += count
+
+    def _drawn(self) -> frozenset[str]:
+        """The random streams that the data draws from while it is read, in TensorFlow's own threads.
+
+        Those are as far as the data is: what was saved of them is how far another reader had read ahead.
+        """
+        if not self._creates_seeds:
+            return frozenset()
+        now = keras_random.capture()
+        return frozenset(name for name, value in now.items() if not keras_random.same(value, self._random.get(name)))
+
+    def repeat_all(self, saved: dict[str, Any]) -> None:
+        """All of a fit that is not trained again has been read: the next one finds the data as it left it."""
+        self.hooks.repeat(saved["hook_calls"], len(saved["hook_calls"]))
+        while self._created < saved["created_in_all"]:
+            if self._creates_seeds:
+                iter(self.iterator._get_iterator())
+            else:
+                self._created += 1
+
+
+class EpochHooks:
+    """What a dataset of the user's own does between epochs, such as to shuffle its indices: it is done again on resume.
+
+    The random numbers before each call are kept, so that it does the same.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._again: list[dict[str, Any]] = []
+        self._adapter = adapter
+        dataset = getattr(adapter, "py_dataset", None) or getattr(adapter, "_keras_sequence", None)
+        for name in ("on_epoch_begin", "on_epoch_end"):
+            if dataset is not None and _overridden(dataset, name):
+                setattr(adapter, name, self._noted(name, getattr(adapter, name)))
+
+    def _noted(self, name: str, original: Callable[[], None]) -> Callable[[], None]:
+        def hook() -> None:
+            number = len(self.calls)
+            if number < len(self._again):
+                keras_random.restore(self._again[number]["random"])
+            self.calls.append({"hook": name, "random": keras_random.capture()})
+            original()
+
+        return hook
+
+    def repeat(self, calls: list[dict[str, Any]], until: int) -> None:
+        """Make the calls of an earlier attempt up to the given one; those after it, when they come, draw the same."""
+        self._again = calls
+        while len(self.calls) < until:
+            getattr(self._adapter, calls[len(self.calls)]["hook"])()
+
+
+def _overridden(dataset: Any, name: str) -> bool:
+    for base in type(dataset).__mro__:
+        if name in vars(base):
+            return not base.__module__.startswith(("keras.", "tf_keras."))
+    return False
+
+
+def watch_evaluation(fit: Fit, iterator: Any) -> None:
+    """Validation: a notice need not wait for its end, and its data is read in the same order on resume."""
+    make, enumerate_all = iterator._get_iterator, iterator._enumerate_iterator
+    made_any = False
+
+    def made() -> Any:
+        nonlocal made_any
+        if getattr(fit.model, "_eval_epoch_iterator", None) is iterator:
+            for _ in range(0 if made_any else fit.evaluations):
+                iter(make())
+            made_any = True
+            fit.evaluations += 1
+        return make()
+
+    def followed() -> Iterator[Any]:
+        for item in enumerate_all():
+            fit.check_in_between()
+            yield item
+
+    iterator._get_iterator = made
+    iterator._enumerate_iterator = followed

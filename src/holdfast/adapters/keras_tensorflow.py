@@ -1,0 +1,82 @@
+"""TensorFlow under Keras: variables that have a copy on each replica, and errors that tell where they come from."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def tensorflow() -> Any:
+    """The module, where somebody has imported it."""
+    return sys.modules.get("tensorflow")
+
+
+def replicas(variable: Any) -> list[Any] | None:
+    """The copies of a distributed variable in this process; None if it is a plain one."""
+    inner = getattr(variable, "_value", variable)  # of Keras 3's own class of variable
+    values = getattr(inner, "_values", None)
+    return list(values) if isinstance(values, list | tuple) and values and hasattr(values[0], "assign") else None
+
+
+def read(variable: Any) -> Any:
+    """The value of a variable; those of its copies where it has several. Asks no other process."""
+    copies = replicas(variable)
+    if copies is None:
+        return np.array(variable.numpy())
+    values = [np.array(copy.numpy()) for copy in copies]
+    return values[0] if len(values) == 1 else values
+
+
+def write(variable: Any, value: Any) -> None:
+    copies = replicas(variable)
+    if copies is None:
+        variable.assign(value)
+        return
+    for copy, one in zip(copies, value if isinstance(value, list) else [value] * len(copies), strict=True):
+        copy.assign(one)
+
+
+def is_data_error(error: BaseException) -> bool:
+    """Whether the pipeline of the data raised: the step then has computed nothing."""
+    module = tensorflow()
+    if module is None or not isinstance(error, module.errors.OpError):
+        return False
+    return "IteratorGetNext" in str(error)
+
+
+RANDOM_OPS = frozenset(
+    {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle", "Multinomial"}
+    | {"RandomGamma", "RandomPoisson", "RandomPoissonV2", "ParameterizedTruncatedNormal"}
+)
+"""Operations whose random state lies inside the operation, where nobody can read or set it."""
+
+
+def random_ops(function: Any) -> set[str]:
+    """Such operations in what a ``tf.function`` was traced to."""
+    found: set[str] = set()
+    for concrete in function._list_all_concrete_functions():
+        definition = concrete.graph.as_graph_def()
+        nodes = list(definition.node)
+        for inner in definition.library.function:
+            nodes += inner.node_def
+        found |= {node.op for node in nodes} & RANDOM_OPS
+    return found
+
+
+def functions_in(value: Any, depth: int = 4) -> list[Any]:
+    """The ``tf.function`` objects that a Python function, such as Keras' train function, holds in its closure."""
+    if hasattr(value, "_list_all_concrete_functions"):
+        return [value]
+    if depth == 0:
+        return []
+    cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _filled(cell)]
+    return [function for inner in cells if callable(inner) for function in functions_in(inner, depth - 1)]
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

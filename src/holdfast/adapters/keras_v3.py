@@ -1,0 +1,299 @@
+"""Keras 3: where its ``fit`` can be followed, whichever backend computes.
+
+Three things are patched, and act only inside a ``fit`` that is looked after: ``fit`` itself, and the constructors of
+the data iterator and of the list of callbacks. What is followed from there on are methods of those very objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from holdfast.adapters import keras_tensorflow
+from holdfast.adapters.keras_data import EpochData, watch_evaluation
+from holdfast.adapters.keras_fit import Fit, Mode, shadow
+from holdfast.adapters.session import Place
+from holdfast.agree import LocalBoard
+from holdfast.config import Settings
+
+log = logging.getLogger("holdfast")
+
+
+class Keras3:
+    """What Keras 3 calls things."""
+
+    def __init__(self, keras: Any) -> None:
+        self.keras = keras
+        self.backend = str(keras.config.backend())
+
+    # ------------------------------------------------------------------ variables
+
+    def extras(self, model: Any) -> dict[str, Any]:
+        held = self._held_by_weights(model)
+        found: dict[int, tuple[str, Any]] = {}
+
+        def add(kind: str, variables: list[Any]) -> None:
+            for index, variable in enumerate(variables):
+                if id(variable) not in held and id(variable) not in found:
+                    found[id(variable)] = (f"{kind}/{index}", variable)
+
+        add("model", model.variables)
+        add("optimizer", list(model.optimizer.variables) if model.optimizer is not None else [])
+        add("metrics", model.metrics_variables)
+        generator = self._global_seed_generator()
+        if generator is not None:
+            add("seed", [generator.state])
+        return dict(found.values())
+
+    def _held_by_weights(self, model: Any) -> set[int]:
+        """The variables that the weights file holds."""
+        from keras.src.optimizers.base_optimizer import BaseOptimizer
+        from keras.src.saving import saving_lib
+
+        seen: set[int] = set()
+
+        class Recorder(saving_lib.H5IOStore):  # type: ignore[misc]
+            def __init__(self) -> None:
+                self.h5_file = True
+
+            def __bool__(self) -> bool:
+                return True
+
+            def make(self, path: str, metadata: Any = None) -> Any:
+                return self
+
+            def __setitem__(self, key: str, value: Any) -> None:
+                seen.add(id(value))
+
+        saving_lib._save_state(model, Recorder(), None, inner_path="", visited_saveables=set())
+        optimizer = model.optimizer
+        if optimizer is not None and type(optimizer).save_own_variables is BaseOptimizer.save_own_variables:
+            seen |= {id(variable) for variable in optimizer.variables}
+        return seen
+
+    def _global_seed_generator(self) -> Any:
+        from keras.src.backend.common import global_state
+        from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+        return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+
+    def read(self, variable: Any) -> Any:
+        if self.backend == "tensorflow":
+            return keras_tensorflow.read(variable)
+        return np.array(self.keras.ops.convert_to_numpy(variable))
+
+    def write(self, variable: Any, value: Any) -> None:
+        if self.backend == "tensorflow":
+            keras_tensorflow.write(variable, value)
+        else:
+            variable.assign(value)
+
+    def weights(self, model: Any) -> memoryview:
+        from keras.src.saving import saving_lib
+
+        file = io.BytesIO()
+        store = saving_lib.H5IOStore(file, mode="w")
+        saving_lib._save_state(model, store, None, inner_path="", visited_saveables=set())
+        store.close()
+        return file.getbuffer()
+
+    def load_weights(self, model: Any, data: memoryview) -> None:
+        from keras.src.saving import saving_lib
+
+        store = saving_lib.H5IOStore(io.BytesIO(data), mode="r")
+        failed: set[int] = set()
+        errors: dict[Any, Any] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Keras warns where it loads a part only
+            saving_lib._load_state(
+                model,
+                weights_store=store,
+                assets_store=None,
+                inner_path="",
+                visited_saveables=set(),
+                failed_saveables=failed,
+                error_msgs=errors,
+            )
+        store.close()
+        if failed:
+            raise ValueError(" ".join(str(next(iter(errors.values()))[1]).split()))
+
+    def build(self, fit: Fit) -> None:
+        model = fit.model
+        assert isinstance(fit.data, EpochData)
+        if self.backend == "tensorflow":
+            # Elsewhere fit has done it: this backend makes variables while it traces the first step.
+            model._symbolic_build(data_batch=fit.data.specification())
+        elif model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+
+    def settle(self, model: Any) -> None:
+        if hasattr(model, "jax_state_sync"):
+            model.jax_state_sync()
+
+    # ------------------------------------------------------------------ facts
+
+    def learning_rate(self, model: Any) -> float | None:
+        optimizer = model.optimizer
+        return None if optimizer is None else float(self.keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+    def is_harmless(self, error: BaseException) -> bool:
+        return keras_tensorflow.is_data_error(error)
+
+    def doubts(self, fit: Fit) -> list[str]:
+        found: list[str] = []
+        if self.backend == "tensorflow":
+            ops: set[str] = set()
+            for function in keras_tensorflow.functions_in(fit.model.train_function):
+                ops |= keras_tensorflow.random_ops(function)
+            if ops:
+                found.append(
+                    f"the model draws random numbers with TensorFlow's own operations ({', '.join(sorted(ops))}), "
+                    f"whose state cannot be saved; use keras.random with a keras.random.SeedGenerator instead"
+                )
+        return found
+
+
+class Hooks:
+    """The patches, and the ``fit`` that they act for."""
+
+    def __init__(self, keras: Any, train: Callable[..., Any]) -> None:
+        self.framework = Keras3(keras)
+        self.fit: Fit | None = None
+        self._train = train
+
+    def install(self) -> None:
+        from keras.src.callbacks.callback_list import CallbackList
+        from keras.src.trainers.epoch_iterator import EpochIterator
+
+        model = self.framework.keras.Model
+        trainer = next(base for base in model.__mro__ if "fit" in vars(base))
+        trainer.fit = self._followed_fit(trainer.fit)
+        EpochIterator.__init__ = self._after(EpochIterator.__init__, self._on_iterator)
+        CallbackList.__init__ = self._after(CallbackList.__init__, self._on_callbacks)
+
+    def place(self, model: Any, settings: Settings) -> Place:
+        return Place(0, 1, LocalBoard())
+
+    def _followed_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                arguments = signature.bind(model, *args, **kwargs)
+            except TypeError:
+                return original(model, *args, **kwargs)
+            arguments.apply_defaults()
+            return self._train(self, original, model, arguments.arguments)
+
+        return fit
+
+    def _after(self, original: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(target: Any, *args: Any, **kwargs: Any) -> None:
+            original(target, *args, **kwargs)
+            if self.fit is not None and self.fit.is_mine():
+                then(self.fit, target)
+
+        return init
+
+    def _on_iterator(self, fit: Fit, iterator: Any) -> None:
+        """The first one that fit makes is for training; all others are for validation, and for what callbacks do."""
+        if fit.data is None:
+            fit.data = EpochData(fit, iterator, creates_seeds=self.framework.backend == "tensorflow")
+        else:
+            watch_evaluation(fit, iterator)
+
+    def _on_callbacks(self, fit: Fit, callbacks: Any) -> None:
+        if fit.callbacks is None and getattr(callbacks, "_history", None) is not None:
+            fit.callbacks = callbacks
+            follow_callbacks(fit, callbacks)
+
+    def run(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
+        """Call Keras' own fit, so that it goes on where the last attempt was."""
+        model = fit.model
+        if fit.mode is Mode.DONE:
+            return self._repeat_end(original, fit, arguments)
+        before = getattr(model, "_initial_epoch", None)
+        self.fit = fit
+        try:
+            with self._begun_later(fit):
+                return original(**{**arguments, "self": model})
+        finally:
+            self.fit = None
+            model._initial_epoch = before
+
+    @contextlib.contextmanager
+    def _begun_later(self, fit: Fit) -> Iterator[None]:
+        model = fit.model
+        if fit.mode is Mode.ANEW:
+            yield
+            return
+        wanted = fit.epoch if fit.mode is Mode.GO_ON else fit.epochs
+        result = model._get_metrics_result_or_logs
+
+        def with_logs(logs: Any) -> Any:
+            # Where no batch was left of the epoch, fit has no logs of a last step; the step was in another process.
+            return result(logs or fit.logs or {})
+
+        def set_epoch() -> None:
+            model._initial_epoch = wanted
+
+        fit.before_first_epoch = set_epoch
+        with shadow(model, _get_metrics_result_or_logs=with_logs):
+            yield
+
+    def _repeat_end(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
+        """Nothing is left to do: bring everything to where that fit had left it, and return what it returned."""
+        model = fit.model
+        self.fit = fit
+        try:
+            nothing = {"self": model, "callbacks": None, "verbose": 0, "initial_epoch": fit.epochs}
+            history = original(**{**arguments, **nothing})
+        finally:
+            self.fit = None
+        fit.restore_end(arguments.get("callbacks"), history)
+        return history
+
+
+def follow_callbacks(fit: Fit, callbacks: Any) -> None:
+    """Hear what the list of callbacks hears, in the training thread, before or after all of them."""
+    tell = {name: getattr(callbacks, name) for name in ("on_train_begin", "on_epoch_begin", "on_epoch_end")}
+    batch_end, test_begin, train_end = callbacks.on_train_batch_end, callbacks.on_test_begin, callbacks.on_train_end
+
+    def on_train_begin(logs: Any = None) -> None:
+        tell["on_train_begin"](logs)
+        fit.on_train_begin()
+
+    def on_epoch_begin(epoch: int, logs: Any = None) -> None:
+        tell["on_epoch_begin"](epoch, logs)
+        fit.on_epoch_begin(epoch)
+
+    def on_train_batch_end(batch: int, logs: Any = None) -> None:
+        fit.told = True
+        fit.logs = logs
+        batch_end(batch, logs)
+
+    def on_test_begin(logs: Any = None) -> None:
+        fit.end_pass()
+        test_begin(logs)
+
+    def on_epoch_end(epoch: int, logs: Any = None) -> None:
+        fit.end_pass()
+        tell["on_epoch_end"](epoch, logs)
+        fit.on_epoch_end(epoch, logs)
+
+    def on_train_end(logs: Any = None) -> None:
+        train_end(logs if logs is not None else fit.epoch_logs or None)
+
+    for method in (on_train_begin, on_epoch_begin, on_train_batch_end, on_test_begin, on_epoch_end, on_train_end):
+        object.__setattr__(callbacks, method.__name__, method)

@@ -1,0 +1,82 @@
+"""The data of a Lightning fit: passes over its loaders that another process can continue.
+
+Lightning combines the loaders of a fit into one iterator and makes it anew for each epoch. Here the loaders inside it
+are replaced by ones that are iterated through :class:`~holdfast.adapters.data.Batches`. The combination itself, with
+its cycling and its limits, stays Lightning's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.adapters.data import Batches
+
+
+class _Ahead(Batches):
+    """Fetched one batch ahead, since the end of a pass of unknown length must be known in advance.
+
+    The last batch that was fetched is not used yet at a step boundary: what came before it is.
+    """
+
+    def __next__(self) -> Any:
+        super().mark()
+        return super().__next__()
+
+    def mark(self) -> Any:
+        return self._mark
+
+
+class Pass:
+    """One pass over all loaders of a fit."""
+
+    def __init__(self, combined: Any, modes: dict[str, Any], ahead: bool, position: dict[str, Any] | None) -> None:
+        """``modes``: Lightning's table of iterators. ``ahead``: batches are fetched before they are needed."""
+        self.mode = str(combined._mode)
+        self.active: dict[str, Batches] = {}
+        """By number, what is left of each loader."""
+        self._ahead = ahead
+        self._positions = dict(position["loaders"]) if position is not None else {}
+        loaders = [_Loader(self, str(number), loader) for number, loader in enumerate(combined.flattened)]
+        self.iterator = modes[self.mode]["iterator"](loaders, combined._limits)
+        iter(self.iterator)
+        if position is not None:
+            self.iterator._idx = position["index"]
+            if position["consumed"] is not None:
+                self.iterator._consumed = list(position["consumed"])
+        self._positions.clear()
+
+    def position(self) -> dict[str, Any]:
+        """Where the last marked boundary is, for :class:`Pass` of another process."""
+        consumed = getattr(self.iterator, "_consumed", None)
+        return {
+            "index": self.iterator._idx - (1 if self._ahead and self.iterator._idx else 0),
+            "consumed": None if consumed is None else list(consumed),
+            "loaders": {name: batches.position() for name, batches in self.active.items()},
+        }
+
+    def open(self, name: str, loader: Any) -> Batches:
+        """A loader is iterated from its start, or from where it was."""
+        if name in self.active:
+            self.active[name].close(keep_persistent=True)
+        self.active[name] = (_Ahead if self._ahead else Batches)(loader, self._positions.pop(name, None))
+        return self.active[name]
+
+    def close(self, *, keep_persistent: bool = False) -> None:
+        for batches in self.active.values():
+            batches.close(keep_persistent=keep_persistent)
+
+
+class _Loader:
+    """A loader as Lightning's iterators see it."""
+
+    def __init__(self, owner: Pass, name: str, loader: Any) -> None:
+        self._owner = owner
+        self._name = name
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._owner.open(self._name, self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)

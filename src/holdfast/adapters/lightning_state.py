@@ -1,0 +1,168 @@
+"""What Lightning's own checkpoint leaves out of a fit, and what of it must be as it was at a step boundary.
+
+Left out: the averages that ``self.log`` gathers over an epoch, the state of metrics, the values that callbacks and
+plateau schedulers look at, whether training was told to stop. Without these a run that goes on in the middle of an
+epoch would end it with other numbers, and stop, save or change its learning rate at another time.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+Path = tuple[str, ...]
+
+
+class Counters:
+    """Lightning's counters of batches, steps and epochs, which change in the course of a step."""
+
+    def __init__(self, fit_loop: Any) -> None:
+        self._fit_loop = fit_loop
+        self._leaves: list[tuple[Path, dict[str, Any]]] = list(_leaves(fit_loop, ""))
+
+    def take(self) -> list[dict[str, Any]]:
+        """As they are now. On the way of every step: some microseconds."""
+        return [values.copy() for _, values in self._leaves]
+
+    def state(self, taken: Sequence[dict[str, Any]], stepped: int) -> dict[str, Any]:
+        """The state of the loop as it was when they were taken. ``stepped``: batches that had stepped by then."""
+        state: dict[str, Any] = self._fit_loop.state_dict()
+        for (path, _), values in zip(self._leaves, taken, strict=True):
+            node = state
+            for name in path:
+                node = node[name]
+            node.update({name: value for name, value in values.items() if name in node and type(value) in (int, bool)})
+        state["epoch_loop.state_dict"]["_batches_that_stepped"] = stepped
+        return state
+
+    def put(self, state: dict[str, Any]) -> None:
+        """Make them those of a state."""
+        for path, values in self._leaves:
+            node = state
+            for name in path:
+                node = node[name]
+            values.update({name: value for name, value in node.items() if type(value) in (int, bool)})
+        self._fit_loop.epoch_loop._batches_that_stepped = state["epoch_loop.state_dict"]["_batches_that_stepped"]
+
+
+def _leaves(loop: Any, prefix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Where in the state of ``loop`` there are counters, and the attributes of the objects that count."""
+    for name, value in vars(loop).items():
+        if dataclasses.is_dataclass(value) and hasattr(value, "state_dict"):
+            yield from _within(value, (f"{prefix}{name}",))
+        elif hasattr(value, "on_iteration_done"):  # a loop within the loop
+            yield from _leaves(value, f"{prefix}{name}.")
+
+
+def _within(progress: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    yield path, vars(progress)
+    for name, value in vars(progress).items():
+        if dataclasses.is_dataclass(value):
+            yield from _within(value, (*path, name))
+
+
+def as_before_batch_end(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a fit loop as a checkpoint callback finds it at the end of a batch.
+
+    Lightning alone knows how to go on from there; our boundary is a moment later.
+    """
+    state = copy.deepcopy(state)
+    for part in state["epoch_loop.batch_progress"].values():
+        if isinstance(part, dict):
+            part["completed"] = max(0, part["completed"] - 1)
+    return state
+
+
+Averages = list[tuple[str, Any, Any]]
+
+
+def averages(results: Any) -> Averages:
+    """What ``self.log`` has gathered for the end of the epoch. The tensors are replaced, never changed, as it goes on."""
+    return [
+        (key, metric.value, getattr(metric, "cumulated_batch_size", None))
+        for key, metric in results.items()
+        if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
+    ]
+
+
+def put_averages(results: Any, saved: Averages) -> None:
+    """Let ``results`` go on from ``saved``. An average is known to Lightning once it is logged again."""
+    vars(results)["holdfast_saved"] = {key: (value, count) for key, value, count in saved}
+
+
+def on_new_average(results: Any, key: str, metric: Any) -> None:
+    """``metric`` was just made for ``key``."""
+    value, count = vars(results).get("holdfast_saved", {}).pop(key, (None, None))
+    if value is not None and metric.is_tensor:
+        metric.value = value
+        if count is not None:
+            metric.cumulated_batch_size = count
+
+
+def metric_states(module: Any) -> dict[str, Any]:
+    """The state of the torchmetrics objects inside a module: they leave it out of ``state_dict`` unless told otherwise."""
+    return {
+        name: {
+            "count": metric._update_count,
+            "states": {key: _copied(getattr(metric, key)) for key in metric._defaults},
+        }
+        for name, metric in _metrics(module)
+    }
+
+
+def put_metric_states(module: Any, saved: dict[str, Any]) -> None:
+    for name, metric in _metrics(module):
+        if name in saved and saved[name]["states"].keys() == metric._defaults.keys():
+            for key, value in saved[name]["states"].items():
+                setattr(metric, key, _to(value, metric.device))
+            metric._update_count = saved[name]["count"]
+            metric._computed = None
+
+
+def _metrics(module: Any) -> Iterator[tuple[str, Any]]:
+    from torchmetrics import Metric
+
+    for name, inner in module.named_modules():
+        if isinstance(inner, Metric):
+            yield name, inner
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [item.detach().clone() for item in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _to(value: Any, device: Any) -> Any:
+    if isinstance(value, list):
+        return [item.to(device) for item in value]
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def logged(connector: Any) -> dict[str, Any]:
+    """What callbacks and schedulers see of metrics."""
+    return {
+        "callback": dict(connector._callback_metrics),
+        "logged": dict(connector._logged_metrics),
+        "bar": dict(connector._progress_bar_metrics),
+        "first": connector._first_loop_iter,
+        "hook": connector._current_fx,
+    }
+
+
+def put_logged(connector: Any, saved: dict[str, Any], device: Any) -> None:
+    for mine, theirs in (("callback", "_callback_metrics"), ("logged", "_logged_metrics")):
+        getattr(connector, theirs).update({name: _to(value, device) for name, value in saved[mine].items()})
+    connector._progress_bar_metrics.update(saved["bar"])
+    connector._first_loop_iter = saved["first"]
+    connector._current_fx = saved["hook"]
+
+
+def fingerprint(module: torch.nn.Module) -> torch.Tensor:
+    """Changes if the weights are exchanged for others, as callbacks that average weights do for a validation."""
+    ends = [value.detach().reshape(-1)[[0, -1]].double().cpu() for value in module.parameters() if value.numel()]
+    return torch.cat(ends) if ends else torch.empty(0)

@@ -1,0 +1,59 @@
+"""Behind ``ray.train.report`` and ``ray.train.get_checkpoint`` in a worker: the script's own checkpoints go on as ever.
+
+While the loop is replayed, what it reports was reported before the save, and is not reported again. What
+the training function finds at its start is what it found when its recording began.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
+
+from holdfast.adapters.ray_storage import Note
+
+if TYPE_CHECKING:
+    from holdfast.adapters.ray_worker import Worker
+
+log = logging.getLogger("holdfast")
+
+
+class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
+    """What Ray's functions ask."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def report(self, *args: Any, **kwargs: Any) -> None:
+        if not self._worker.follower.replaying:
+            super().report(*args, **kwargs)
+
+    def get_checkpoint(self) -> Any:
+        worker = self._worker
+        if worker.resuming:
+            return None if worker.origin.base is None else worker.reports.checkpoint(worker.origin.base)
+        return super().get_checkpoint()
+
+
+def note_reports(worker: Worker) -> None:
+    """Leave a note for every checkpoint that is reported, before Ray learns of it."""
+    context = worker.context
+    report, put = context.report, context._wait_then_report
+    steps: dict[int, int] = {}
+
+    def noting_report(*args: Any, **kwargs: Any) -> Any:
+        steps[context.report_call_index + 1] = worker.step  # an upload in the background ends at a later step
+        return report(*args, **kwargs)
+
+    def noting_put(training_report: Any, report_call_index: int) -> Any:
+        step = steps.pop(report_call_index, worker.step)
+        if training_report.checkpoint is not None:
+            name = worker.reports.name_of(training_report.checkpoint)
+            try:
+                worker.reports.write(name, Note(worker.origin.base, step))
+            except OSError as error:
+                log.warning("no note of %s could be left; older checkpoints are not used after it: %s", name, error)
+        return put(training_report, report_call_index)
+
+    context.report, context._wait_then_report = noting_report, noting_put

@@ -1,0 +1,360 @@
+"""What a script reads out of tensors: ``loss.item()``, ``float(x)``, ``if a < b``, ``.tolist()``, ``.numpy()``.
+
+A replayed loop computes nothing, so what it reads would be rubbish, and with it every mean, best value and early
+stopping that follows from it. So what the script reads is kept, a dozen bytes a number, with the place in the code
+that read it, and a replay gets it back: the script's own values come out as they were.
+
+Only reads by the script count: those inside a module's call, an optimizer's step, a loader or a backward pass are
+not made in a replay. At each boundary the numbers are copied to a file beside the black box, where there is one, so
+that a survivor finds those of a rank that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import sys
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from holdfast.errors import StateError
+
+LIMIT = 64 << 20
+"""Bytes of arrays and lists that are kept. What comes after is unknown to a replay."""
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_REPLAYED = tuple(
+    _TORCH + part for part in ("nn/modules/module.py", "nn/parallel/", "optim/", "utils/data/", "autograd/", "amp/")
+)
+_SCRIPT, _THROUGH, _LIBRARY, _INSIDE = range(4)
+_WHOLE = 2.0**53
+_KINDS: dict[type, str] = {float: "f", int: "i", bool: "b"}
+
+Site = tuple[str, str, int, str, str]
+"""Where something is read, the same wherever the script lies: file, function, place in its code; how, and what."""
+
+
+def _kind_of(code: CodeType) -> int:
+    name = code.co_filename
+    if name == f"{_TORCH}_tensor.py":
+        return _THROUGH  # format(x), numpy.asarray(x) and the like read on behalf of their caller
+    if name.startswith((_OURS, *_REPLAYED)):
+        return _INSIDE
+    return _LIBRARY if name.startswith(_TORCH) else _SCRIPT
+
+
+class Seen:
+    """What this process's script has read. One thread reads; others may ask for the content."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self.thread = threading.get_ident()
+        self.sites: dict[Site, int] = {}
+        self.numbers = array("i")
+        """For each read its site."""
+        self.values = array("d")
+        """And what was read; the place in ``objects`` where that is no number."""
+        self.objects: list[Any] = []
+        self.lost: str | None = None
+        """The first read that was too large to be kept."""
+        self._size = 0
+        self._by_code: dict[tuple[int, int, str, type], int] = {}
+        self._kinds: dict[int, int] = {}
+        self._codes: dict[int, CodeType] = {}
+        self._recalled: _Recalled | None = None
+        self._mirror = _Mirror(path) if path is not None else None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    # ------------------------------------------------------------------ the script reads
+
+    def read(self, tensor: Any, how: str, real: Callable[[Any], Any], frame: FrameType | None) -> Any:
+        """The value that the script gets. ``real`` reads it from the tensor."""
+        reader = self._reader(frame)
+        if reader is None or threading.get_ident() != self.thread:
+            return real(tensor)
+        if self._recalled is not None:
+            return self._recalled.next(reader, how, lambda: real(tensor))
+        value = real(tensor)
+        kind = type(value)
+        if (kind is float or kind is bool or kind is int) and -_WHOLE < value < _WHOLE or value != value:
+            key = (id(reader.f_code), reader.f_lasti, how, kind)
+            number = self._by_code.get(key)
+            if number is None:
+                self._codes[id(reader.f_code)] = reader.f_code
+                number = self._by_code[key] = self._number((*_place_of(reader), how, _KINDS[kind]))
+            self.values.append(value)
+            self.numbers.append(number)
+        else:
+            self._keep_object(value, reader, how)
+        return value
+
+    def _reader(self, frame: FrameType | None) -> FrameType | None:
+        """The frame of the script that reads; None if it is not the script, or not outside of all that is replayed."""
+        # By identity: the hash of a code object is that of all its content.
+        kinds = self._kinds
+        reader: FrameType | None = None
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if kind is None:
+                kind = kinds[id(code)] = _kind_of(code)
+                self._codes[id(code)] = code
+            if kind:
+                if kind == _INSIDE or (reader is None and kind == _LIBRARY):
+                    return None
+            elif reader is None:
+                reader = frame
+            frame = frame.f_back
+        return reader
+
+    def _keep_object(self, value: Any, reader: FrameType, how: str) -> None:
+        place = _place_of(reader)
+        size = _size_of(value)
+        if self._size + size > LIMIT:
+            self.lost = self.lost or f"{how} in {place[1]} of {place[0]}"
+            return
+        self._size += size
+        self.objects.append(_copied(value))
+        self.values.append(len(self.objects) - 1)
+        self.numbers.append(self._number((*place, how, "o")))
+
+    def _number(self, site: Site) -> int:
+        return self.sites.setdefault(site, len(self.sites))
+
+    def mark(self, events: int) -> None:
+        """A boundary: what was read so far outlives this process."""
+        if self._mirror is not None:
+            self._mirror.update(events, self)
+
+    # ------------------------------------------------------------------ a checkpoint, and a replay
+
+    def content(self, count: int) -> dict[str, Any]:
+        """The first ``count`` reads, as a checkpoint keeps them."""
+        numbers = torch.tensor(self.numbers[:count], dtype=torch.int32)
+        values = torch.tensor(self.values[:count], dtype=torch.float64)
+        of_objects = [number for site, number in self.sites.items() if site[4] == "o"]
+        chosen = values[torch.isin(numbers, torch.tensor(of_objects, dtype=torch.int32))]
+        return {
+            "numbers": numbers,
+            "values": values,
+            "sites": [list(site) for site in self.sites],
+            "objects": self.objects[: int(chosen.max()) + 1 if chosen.numel() else 0],
+            "lost": self.lost,
+        }
+
+    def recall(self, saved: dict[str, Any]) -> None:
+        """From now on the script gets what it read before, until :meth:`arrive`."""
+        self._recalled = _Recalled(saved)
+
+    def arrive(self) -> None:
+        """The loop is where it was: what was read before belongs to this run, and what is read now is real."""
+        recalled, self._recalled = self._recalled, None
+        assert recalled is not None
+        recalled.check_empty()
+        saved = recalled.saved
+        self.sites = {tuple(site): number for number, site in enumerate(saved["sites"])}  # type: ignore[misc]
+        self._by_code.clear()
+        self.numbers = array("i", saved["numbers"].tolist())
+        self.values = array("d", saved["values"].tolist())
+        self.objects = list(saved["objects"])
+        self._size = sum(_size_of(value) for value in self.objects)
+        self.lost = saved["lost"]
+
+    def remove(self) -> None:
+        if self._mirror is not None:
+            self._mirror.remove()
+
+
+class _Recalled:
+    """What an earlier process read, in order, for each site."""
+
+    def __init__(self, saved: dict[str, Any]) -> None:
+        self.saved = saved
+        self._queues: dict[Site, deque[float]] = {}
+        sites: list[Site] = [tuple(site) for site in saved["sites"]]
+        for number, value in zip(saved["numbers"].tolist(), saved["values"].tolist(), strict=True):
+            self._queues.setdefault(sites[number], deque()).append(value)
+
+    def next(self, reader: FrameType, how: str, real: Callable[[], Any]) -> Any:
+        place = _place_of(reader)
+        for kind in "fibo":
+            queue = self._queues.get((*place, how, kind))
+            if queue:
+                value = queue.popleft()
+                if kind == "f":
+                    return value
+                if kind == "o":
+                    return _copied(self.saved["objects"][int(value)])
+                return int(value) if kind == "i" else bool(value)
+        if self.saved["lost"] or self.saved.get("partial"):
+            return real()
+        raise StateError(
+            f"the replay came to a place that the run had not come to when it was saved: {how} at line "
+            f"{reader.f_lineno} of {place[0]}, in {place[1]}. The script was changed, or went another way than before"
+        )
+
+    def check_empty(self) -> None:
+        left = next((site for site, queue in self._queues.items() if queue), None)
+        if left is not None and not self.saved["lost"]:
+            raise StateError(
+                f"the replay came to the step that was saved without what the run had done before: {left[3]} in "
+                f"{left[1]} of {left[0]}. The script was changed, or went another way than before"
+            )
+
+
+class _Mirror:
+    """The numbers in shared memory, as far as the last boundaries."""
+
+    _HEADER = 4096
+    _RECORD = 12
+    _MARK = struct.Struct("@QQQ")
+    _MARKS = 8
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._room = 4096
+        self._written = 0
+        self._sites = 0
+        self._memory = self._map()
+
+    def _map(self) -> mmap.mmap:
+        size = self._HEADER + self._room * self._RECORD
+        os.ftruncate(self._fd, size)
+        return mmap.mmap(self._fd, size)
+
+    def update(self, events: int, seen: Seen) -> None:
+        count = len(seen.numbers)
+        if count != self._written:
+            self._copy(seen, count)
+        base = events % self._MARKS * self._MARK.size
+        self._MARK.pack_into(self._memory, base, 0, 0, 0)
+        self._MARK.pack_into(self._memory, base, events + 1, count, 1)
+
+    def _copy(self, seen: Seen, count: int) -> None:
+        if count > self._room:
+            while count > self._room:
+                self._room *= 2
+            self._memory.close()
+            self._memory = self._map()
+        if len(seen.sites) != self._sites:
+            lines = ["\t".join(map(str, site)) + "\n" for site in seen.sites]
+            with open(f"{self._path}.sites", "w", encoding="utf-8") as file:
+                file.writelines(lines)
+            self._sites = len(seen.sites)
+        begin = min(self._written, count)
+        for index in range(begin, count):
+            struct.pack_into(
+                "<id", self._memory, self._HEADER + index * self._RECORD, seen.numbers[index], seen.values[index]
+            )
+        self._written = count
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+        for path in (self._path, f"{self._path}.sites"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    @classmethod
+    def read(cls, path: str, events: int) -> dict[str, Any] | None:
+        """What a rank that is dead had read before the boundary after ``events``; None if that is not known."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+            sites: list[list[Any]] = []
+            if os.path.exists(f"{path}.sites"):
+                with open(f"{path}.sites", encoding="utf-8") as lines:
+                    for line in lines:
+                        name, function, place, how, kind = line.rstrip("\n").split("\t")
+                        sites.append([name, function, int(place), how, kind])
+        except (OSError, ValueError):
+            return None
+        marked, count, whole = cls._MARK.unpack_from(data, events % cls._MARKS * cls._MARK.size)
+        if marked != events + 1 or not whole:
+            return None
+        pairs = list(struct.iter_unpack("<id", data[cls._HEADER : cls._HEADER + count * cls._RECORD]))
+        if any(number >= len(sites) or sites[number][4] == "o" for number, _ in pairs):
+            return None  # lists and arrays died with it
+        return {
+            "numbers": torch.tensor([number for number, _ in pairs], dtype=torch.int32),
+            "values": torch.tensor([value for _, value in pairs], dtype=torch.float64),
+            "sites": sites,
+            "objects": [],
+            "lost": None,
+        }
+
+
+read_mirror = _Mirror.read
+
+
+def _place_of(frame: FrameType) -> tuple[str, str, int]:
+    code = frame.f_code
+    return os.path.basename(code.co_filename), code.co_qualname, frame.f_lasti
+
+
+def _size_of(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        return 16 + sum(_size_of(item) for item in value)
+    return int(getattr(value, "nbytes", 32))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return value.copy() if hasattr(value, "copy") else value
+
+
+_READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__")
+
+
+class Reading:
+    """Puts :class:`Seen` between tensors and the script."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self._active = False
+
+    def begin(self) -> None:
+        if self._active:
+            return
+        self._active = True
+        for name in _READS:
+            setattr(torch.Tensor, name, self._reader(name, getattr(torch.Tensor, name)))
+
+    def _reader(self, name: str, real: Any) -> Any:
+        seen_read = self._seen.read
+        frame_of = sys._getframe
+
+        def read(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if args or options:
+                return seen_read(self, name, lambda tensor: real(tensor, *args, **options), frame_of(1))
+            return seen_read(self, name, real, frame_of(1))
+
+        return read
+
+    def end(self) -> None:
+        if self._active:
+            self._active = False
+            for name in _READS:
+                delattr(torch.Tensor, name)
+
+
+def hide_from_compiler(*functions: Callable[..., Any]) -> None:
+    """torch.compile must not look into these: what they do is not for a graph."""
+    from torch._C._dynamo.eval_frame import skip_code
+
+    for function in functions:
+        skip_code(function.__code__)
