@@ -71,10 +71,9 @@ def train_func(config):
             if config["step_s"]:
                 time.sleep(config["step_s"])
                 note(f"step {step}")
-            if config["recipe"]:
-                if ray.train.get_preemption_info() is not None and not saved_on_preemption:
-                    saved_on_preemption = True
-                    save(epoch, index + 1)
+            if config["recipe"] and ray.train.get_preemption_info() is not None and not saved_on_preemption:
+                saved_on_preemption = True
+                save(epoch, index + 1)
         trained_batches = 0
         if config["recipe"]:
             save(epoch + 1, 0)

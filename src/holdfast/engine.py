@@ -166,6 +166,11 @@ class Engine:
             source.stop()
         self.agreement.board.close()
 
+    @property
+    def notice(self) -> str | None:
+        """The notice that this rank is leaving for; None: there was none, however it leaves."""
+        return self._stop.detail if self._stop is not None and self._stop.source != "crash" else None
+
     # ------------------------------------------------------------------ notices and rounds, on threads of their own
 
     def on_notice(self, notice: Notice) -> None:
@@ -412,6 +417,11 @@ class Engine:
             self._schedule()
             return
         self._call("save", "clock", str(self.settings.save_every), 0.0, 0.0)
+
+    def save(self, step: int) -> None:
+        """The framework asks for a periodic save of its own. All ranks ask at the same point of the same step."""
+        self._save_periodic(step)
+        self._schedule()
 
     def _save_periodic(self, step: int, *, end: bool = False) -> None:
         """Copy the state out of the way, and write it behind training's back. ``end``: the run may be complete here."""

@@ -11,7 +11,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-import ray.train  # noqa: E402
+import ray.train  # noqa: E402, F811
 
 import holdfast.adapters.ray as adapter  # noqa: E402
 from holdfast.adapters.ray_drain import DrainSource  # noqa: E402

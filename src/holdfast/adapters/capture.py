@@ -166,7 +166,7 @@ class Archive:
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    if len(source) < _LARGE:
+    if len(source) < _LARGE or source.readonly:
         target[:] = source
     else:  # outside of the interpreter lock
         copy_bytes(torch.frombuffer(target, dtype=torch.uint8), torch.frombuffer(source, dtype=torch.uint8))

@@ -6,6 +6,7 @@ makes anew. What cannot be saved that way and looks as if it could change is nam
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,7 +35,10 @@ def flatten(callbacks: Any) -> list[Any]:
 
 def capture(callbacks: Iterable[Any]) -> list[dict[str, Any]]:
     """The attributes of each callback. Lists and dicts are copied, arrays are not: nobody changes them in place."""
-    return [{"class": _name(callback), "attributes": _attributes(callback)} for callback in callbacks]
+    return [
+        {"class": _name(callback), "attributes": _attributes(callback), "functions": _functions(callback)}
+        for callback in callbacks
+    ]
 
 
 def restore(callbacks: Sequence[Any], saved: Sequence[dict[str, Any]]) -> list[str]:
@@ -52,6 +56,8 @@ def restore(callbacks: Sequence[Any], saved: Sequence[dict[str, Any]]) -> list[s
         left.remove(state)
         for name, value in state["attributes"].items():
             _put_back(callback, name, value)
+        for name, value in state["functions"].items():
+            setattr(callback, name, _function(value))
     return problems
 
 
@@ -92,6 +98,25 @@ def _attributes(callback: Any) -> dict[str, Any]:
             continue
         attributes[name] = _copy(value)
     return attributes
+
+
+def _functions(callback: Any) -> dict[str, str]:
+    """Attributes that are functions of the framework, such as the comparison that a monitor has chosen, by their name."""
+    found = {}
+    for name, value in vars(callback).items():
+        if isinstance(value, types.FunctionType | np.ufunc):
+            path = f"{getattr(value, '__module__', None) or 'numpy'}:{value.__name__}"
+            if _function(path) is value:
+                found[name] = path
+    return found
+
+
+def _function(path: str) -> Any:
+    """A function of Keras or NumPy that is there already. Nothing is imported, and nothing else is looked up."""
+    module, _, name = path.partition(":")
+    if module.split(".")[0] not in ("keras", "tf_keras", "numpy"):
+        return None
+    return getattr(sys.modules.get(module), name, None)
 
 
 def _copy(value: Any) -> Any:

@@ -66,8 +66,9 @@ class EpochData:
         if not fit.began:
             yield from self._enumerate()  # Keras looks at a batch to build the model
             return
-        if fit.loaded is not None:
-            items = self._gone_on()
+        if fit.position is not None:
+            items = self._gone_on(fit.position)
+            fit.position = None
         else:
             self._note_epoch()
             items = self._enumerate()
@@ -113,31 +114,31 @@ class EpochData:
 
     # ------------------------------------------------------------------ going on
 
-    def _gone_on(self) -> Iterator[Any]:
+    def _gone_on(self, position: dict[str, Any]) -> Iterator[Any]:
         """What is left of the epoch that was interrupted."""
-        fit, iterator = self._fit, self.iterator
-        state = fit.loaded
-        assert state is not None
-        saved = state["data"]
+        iterator, saved, done = self.iterator, position["data"], position["batch"]
+        now = keras_random.capture()
         iterator._num_batches = saved["batches"]
         self.hooks.repeat(saved["hook_calls"], saved["hooks"])
         if self._make_again(saved["created"], saved["carried"], saved["random"]):
             iterator._steps_seen = saved["carried"]
-        elif state["batch"]:
+        elif done:
             keras_random.restore(saved["pass_random"])
         self._at_epoch = {name: saved[name] for name in self._at_epoch}
-        left = state["batch"]
-        inner = self._enumerate()
+        inner, left = self._enumerate(), done
         while left:
             begin, end, batches = next(inner)
             count = min(end - begin + 1, left)
             self._drop(batches, count)
             left -= count
-        streams = self._drawn() if state["batch"] or saved["carried"] else frozenset()
-        if state["over"] and not saved["closed"]:
+        streams = self._drawn() if done or saved["carried"] else frozenset()
+        if position["over"] and not saved["closed"]:
             for _ in inner:  # to the end of the epoch, of which nothing is left
                 pass
-        fit.apply(random_streams=streams)
+        if done:
+            self._fit.apply(random_streams=streams)
+        else:
+            keras_random.restore({name: value for name, value in now.items() if name not in streams})
         yield from inner
 
     def _make_again(self, created: int, carried: int | None, random: Any) -> bool:
@@ -170,8 +171,13 @@ class EpochData:
         """
         if not self._creates_seeds:
             return frozenset()
+        expected = dict(self._random)
+        adapter = self.iterator.data_adapter
+        if getattr(adapter, "py_dataset", None) is not None and adapter.shuffle and adapter.enqueuer is None:
+            # Keras' own shuffle is no reading ahead: it comes once, when the pass begins.
+            expected["python"] = keras_random.after_shuffle(expected["python"], adapter.num_batches or 0)
         now = keras_random.capture()
-        return frozenset(name for name, value in now.items() if not keras_random.same(value, self._random.get(name)))
+        return frozenset(name for name, value in now.items() if not keras_random.same(value, expected.get(name)))
 
     def repeat_all(self, saved: dict[str, Any]) -> None:
         """All of a fit that is not trained again has been read: the next one finds the data as it left it."""

@@ -119,6 +119,8 @@ class Fit:
         self.evaluations = 0
         """Iterators over validation data that were made so far."""
         self._began_random = keras_random.capture()
+        self.position: dict[str, Any] | None = None
+        """Where the data is to go on, until it is there."""
         self._kept: dict[str, Any] | None = None
         self._loaded: dict[str, Any] | None = None
         self._weights: memoryview | None = None
@@ -133,14 +135,15 @@ class Fit:
         self.run.listen_again()
         if self._loaded is not None:
             self.framework.build(self)
-        if self.mode is Mode.END:
+        if self.mode is Mode.END or (self.mode is Mode.GO_ON and not self.batch):
+            # Between two epochs: what comes with the beginning of the next one is still to be done.
             self.apply()
         if self.before_first_epoch is not None:
             self.before_first_epoch()
         self.run.at_boundary()
 
     def on_epoch_begin(self, epoch: int) -> None:
-        if self._loaded is None:
+        if self.position is None:
             self.epoch, self.batch = epoch, 0
         self._kept = None
         self.run.before_step()
@@ -260,6 +263,7 @@ class Fit:
         else:
             self.mode = Mode.GO_ON
         self.epoch, self.batch = state["epoch"], state["batch"]
+        self.position = {name: state[name] for name in ("data", "batch", "over")}
         self.steps_before = state["steps_before"]
         self.run.epochs_before = state["epochs_before"]
         self._began_random = state["began_random"]
@@ -268,11 +272,6 @@ class Fit:
     def _is_longer(self, state: dict[str, Any]) -> bool:
         """The script asks for more epochs than were trained."""
         return not state["stopped"] and state["epoch"] < self.epochs
-
-    @property
-    def loaded(self) -> dict[str, Any] | None:
-        """What this call goes on from, until it is put back."""
-        return self._loaded
 
     def apply(self, *, random_streams: frozenset[str] = frozenset()) -> None:
         """Put everything back: weights, optimizer, seeds, metrics, callbacks, random numbers.

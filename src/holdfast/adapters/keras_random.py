@@ -35,8 +35,8 @@ def capture() -> dict[str, Any]:
 
 def restore(state: dict[str, Any]) -> None:
     """Make this process continue the random streams of ``state``."""
-    python = state["python"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    if "python" in state:
+        random.setstate(_python_state(state["python"]))
     if "numpy" in state:
         saved = state["numpy"]
         words = {"key": np.array(saved["key"], np.uint32), "pos": saved["pos"]}
@@ -47,6 +47,19 @@ def restore(state: dict[str, Any]) -> None:
     generator = _tensorflow_generator()
     if "tensorflow" in state and generator is not None:
         generator.state.assign(state["tensorflow"])
+
+
+def after_shuffle(state: dict[str, Any], count: int) -> dict[str, Any]:
+    """Python's stream, as it is after so many things were shuffled."""
+    generator = random.Random()
+    generator.setstate(_python_state(state))
+    generator.shuffle(list(range(count)))
+    version, words, gauss = generator.getstate()
+    return {"version": version, "words": np.array(words, np.uint32), "gauss": gauss}
+
+
+def _python_state(saved: dict[str, Any]) -> tuple[Any, ...]:
+    return saved["version"], tuple(saved["words"].tolist()), saved["gauss"]
 
 
 def _normals(saved: dict[str, Any]) -> dict[str, Any]:

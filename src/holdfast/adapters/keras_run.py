@@ -105,18 +105,13 @@ class KerasRun:
         self._loaded = (checkpoint, state, _read(checkpoint, weights))
 
     def _go_on_from(self, checkpoint: Checkpoint) -> None:
-        assert self._loaded is not None
-        state = self._loaded[1]
         self.step = checkpoint.step
         for entry in checkpoint.manifest.files:
             folder, _, path = entry.path.partition("/")
             if path:
                 self._ends.setdefault(int(folder.removeprefix("fit-")), []).append(_adopted(checkpoint, entry, path))
-        if self.host.rank == 0:
-            if checkpoint.manifest.complete:
-                log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", self.step)
-            else:
-                log.warning("going on at step %d: fit %d, epoch %d", self.step, state["fit"], state["epoch"] + 1)
+        if checkpoint.manifest.complete and self.host.rank == 0:
+            log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", self.step)
 
     def begin(self, framework: Framework, model: Any, first: int, epochs: int) -> Fit:
         """A call of fit begins, in the training thread."""

@@ -12,6 +12,9 @@ from typing import Any
 
 from holdfast.adapters.data import Batches
 
+Spot = tuple[int, list[bool] | None, dict[str, Batches]]
+"""Batches that were combined so far, which loaders had been used up by then, and what was open."""
+
 
 class _Ahead(Batches):
     """Fetched one batch ahead, since the end of a pass of unknown length must be known in advance.
@@ -42,17 +45,23 @@ class Pass:
         iter(self.iterator)
         if position is not None:
             self.iterator._idx = position["index"]
-            if position["consumed"] is not None:
+            if position["consumed"]:
                 self.iterator._consumed = list(position["consumed"])
         self._positions.clear()
 
-    def position(self) -> dict[str, Any]:
-        """Where the last marked boundary is, for :class:`Pass` of another process."""
-        consumed = getattr(self.iterator, "_consumed", None)
+    def here(self) -> Spot:
+        """Where the boundary is that was just marked. On the way of every step."""
+        if len(self.active) == 1:
+            return self.iterator._idx, None, self.active
+        return self.iterator._idx, list(getattr(self.iterator, "_consumed", ())), dict(self.active)
+
+    def position(self, spot: Spot) -> dict[str, Any]:
+        """For :class:`Pass` of another process, which then begins at ``spot``, the last boundary that was marked."""
+        index, consumed, active = spot
         return {
-            "index": self.iterator._idx - (1 if self._ahead and self.iterator._idx else 0),
-            "consumed": None if consumed is None else list(consumed),
-            "loaders": {name: batches.position() for name, batches in self.active.items()},
+            "index": index - 1 if self._ahead and index else index,
+            "consumed": consumed,
+            "loaders": {name: batches.position() for name, batches in active.items()},
         }
 
     def open(self, name: str, loader: Any) -> Batches:

@@ -7,8 +7,10 @@ epoch would end it with other numbers, and stop, save or change its learning rat
 
 from __future__ import annotations
 
+import builtins
 import copy
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,34 +79,52 @@ def as_before_batch_end(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-Averages = list[tuple[str, Any, Any]]
+Averages = list[tuple[str, Any, Any, Any]]
+_ARGUMENTS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
+_MORE = ("dataloader_idx", "metric_attribute")
 
 
 def averages(results: Any) -> Averages:
-    """What ``self.log`` has gathered for the end of the epoch. The tensors are replaced, never changed, as it goes on."""
+    """What ``self.log`` has gathered for the end of the epoch. It replaces these tensors, and never changes them."""
     return [
-        (key, metric.value, getattr(metric, "cumulated_batch_size", None))
+        (key, metric.value, getattr(metric, "cumulated_batch_size", None), metric._forward_cache)
         for key, metric in results.items()
         if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
     ]
 
 
-def put_averages(results: Any, saved: Averages) -> None:
-    """Let ``results`` go on from ``saved``. An average is known to Lightning once it is logged again."""
-    vars(results)["holdfast_saved"] = {key: (value, count) for key, value, count in saved}
+def average_states(results: Any, taken: Averages) -> list[dict[str, Any]]:
+    """``taken`` together with how each was logged. One that is gathered by a group of ranks of its own is left out."""
+    found = []
+    for key, value, count, last in taken:
+        meta = results[key].meta
+        if meta.sync.group is None:
+            how = {name: getattr(meta, name) for name in (*_ARGUMENTS, *_MORE)}
+            how["reduce"] = [meta.reduce_fx.__module__ == "builtins", meta.reduce_fx.__name__]
+            how["sync"] = [meta.sync.should, meta.sync.rank_zero_only]
+            found.append({"key": key, "how": how, "value": value, "count": count, "last": last})
+    return found
 
 
-def on_new_average(results: Any, key: str, metric: Any) -> None:
-    """``metric`` was just made for ``key``."""
-    value, count = vars(results).get("holdfast_saved", {}).pop(key, (None, None))
-    if value is not None and metric.is_tensor:
-        metric.value = value
-        if count is not None:
-            metric.cumulated_batch_size = count
+def put_averages(results: Any, saved: list[dict[str, Any]], strategy: Any) -> None:
+    """Let ``results`` go on from ``saved``."""
+    kinds = sys.modules[type(results).__module__]
+    for one in saved:
+        how = dict(one["how"])
+        (builtin, reduce), (should, zero_only) = how.pop("reduce"), how.pop("sync")
+        meta = kinds._Metadata(reduce_fx=getattr(builtins if builtin else torch, reduce), **how)
+        meta.sync = kinds._Sync(_should=should, fn=strategy.reduce, _group=None, rank_zero_only=zero_only)
+        metric = kinds._ResultMetric(meta, True)
+        metric.value = _to(one["value"], strategy.root_device)
+        if one["count"] is not None:
+            metric.cumulated_batch_size = _to(one["count"], strategy.root_device)
+        metric._forward_cache = _to(one["last"], strategy.root_device)
+        metric._update_count = 1
+        results[one["key"]] = metric.to(strategy.root_device)
 
 
 def metric_states(module: Any) -> dict[str, Any]:
-    """The state of the torchmetrics objects inside a module: they leave it out of ``state_dict`` unless told otherwise."""
+    """The state of the torchmetrics objects inside a module, which they leave out of its ``state_dict``."""
     return {
         name: {
             "count": metric._update_count,

@@ -36,7 +36,8 @@ _REPLAYED = tuple(
     _TORCH + part for part in ("nn/modules/module.py", "nn/parallel/", "optim/", "utils/data/", "autograd/", "amp/")
 )
 _SCRIPT, _THROUGH, _LIBRARY, _INSIDE = range(4)
-_WHOLE = 2.0**53
+_WHOLE = 2**53
+"""Integers below this are exact as floats."""
 _KINDS: dict[type, str] = {float: "f", int: "i", bool: "b"}
 
 Site = tuple[str, str, int, str, str]
@@ -86,7 +87,7 @@ class Seen:
             return self._recalled.next(reader, how, lambda: real(tensor))
         value = real(tensor)
         kind = type(value)
-        if (kind is float or kind is bool or kind is int) and -_WHOLE < value < _WHOLE or value != value:
+        if kind is float or kind is bool or (kind is int and -_WHOLE < value < _WHOLE):
             key = (id(reader.f_code), reader.f_lasti, how, kind)
             number = self._by_code.get(key)
             if number is None:
@@ -280,9 +281,11 @@ class _Mirror:
                         sites.append([name, function, int(place), how, kind])
         except (OSError, ValueError):
             return None
-        marked, count, whole = cls._MARK.unpack_from(data, events % cls._MARKS * cls._MARK.size)
-        if marked != events + 1 or not whole:
+        marks = [cls._MARK.unpack_from(data, slot * cls._MARK.size) for slot in range(cls._MARKS)]
+        known = [(marked, count) for marked, count, whole in marks if whole and 0 < marked <= events + 1]
+        if not known:
             return None
+        count = max(known)[1]
         pairs = list(struct.iter_unpack("<id", data[cls._HEADER : cls._HEADER + count * cls._RECORD]))
         if any(number >= len(sites) or sites[number][4] == "o" for number, _ in pairs):
             return None  # lists and arrays died with it

@@ -93,11 +93,11 @@ class TrainerLoop(Loop):
         self.place = (epoch, passes + 1, {"train": feed})  # type: ignore[dict-item]
         self._leave_base("train")
 
-    def step_done(self) -> None:
+    def step_done(self, control: Any) -> None:
         """A step is complete; its callbacks have been called."""
         trainer = self._trainer
         step = trainer.state.global_step
-        point = Point(trainer, step)
+        point = Point(trainer, step, control)
         epoch, passes, _ = self.place
         point.epoch, point.used, feed = epoch, self.used, self.feed
         point.epoch_over = self.used == self.batches_in_epoch
@@ -163,7 +163,7 @@ class TrainerLoop(Loop):
     def now(self) -> Point:
         """This moment, at which nothing but the end of the epoch may be pending."""
         trainer = self._trainer
-        point = Point(trainer, self.step)
+        point = Point(trainer, self.step, trainer.control)
         last = self.point
         point.epoch, point.used = (last.epoch, last.used) if last is not None else (self.place[0], self.used)
         point.epoch_over = last.epoch_over if last is not None else False

@@ -71,7 +71,7 @@ class Point:
     loss: Any
     """This rank's sum of losses since the last log: a number, or a tensor that nobody changes."""
 
-    def __init__(self, trainer: Any, step: int) -> None:
+    def __init__(self, trainer: Any, step: int, control: Any) -> None:
         state = trainer.state
         self.step = step
         self.state = {name: getattr(state, name) for name in _STATE}
@@ -79,7 +79,6 @@ class Point:
         self.total_loss = trainer._total_loss_scalar
         self.last_logged = trainer._globalstep_last_logged
         self.flos = trainer.current_flos
-        control = trainer.control
         self.flags = (
             control.should_training_stop,
             control.should_epoch_stop,

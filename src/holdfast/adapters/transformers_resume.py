@@ -22,8 +22,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from holdfast.adapters.host import Host
 from holdfast.adapters.state import read_tree
 from holdfast.adapters.transformers_loop import RUN_FILE, rank_file, read_run
@@ -179,9 +177,9 @@ def unfit(folder: str) -> str | None:
     weights = [name for name in _WEIGHTS if name in names]
     for index in _INDEXES:
         if index in names:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                with open(os.path.join(folder, index), encoding="utf-8") as file:
-                    weights += set(json.load(file)["weight_map"].values())
+            path = os.path.join(folder, index)
+            with contextlib.suppress(OSError, ValueError, KeyError), open(path, encoding="utf-8") as file:
+                weights += set(json.load(file)["weight_map"].values())
     if not weights and not sharded:
         return "it holds no weights"
     needed = [*weights, "scheduler.pt"]
@@ -212,14 +210,14 @@ def _is_whole_safetensors(path: str) -> bool:
 
 def _model_only(checkpoint: Checkpoint) -> bool:
     """A checkpoint of a Trainer with ``save_only_model``: nothing that training could go on with."""
-    return not any(entry.path == RUN_FILE or "optimizer" in entry.path for entry in checkpoint.manifest.files)
+    return not any(entry.path.startswith("optimizer") for entry in checkpoint.manifest.files)
 
 
 def _from_folder(path: str, rank: int, world: int) -> Start:
     if not os.path.isdir(path):
         raise FileNotFoundError(f"resume_from_checkpoint={path!r} is no folder of this machine")
     if os.path.lexists(os.path.join(path, SENTINEL)):
-        raise CheckpointCorruptError(f"resume_from_checkpoint={path!r} is not whole: it was being written when it ended")
+        raise CheckpointCorruptError(f"resume_from_checkpoint={path!r} is not whole: its writer was killed")
     if os.path.isfile(os.path.join(path, MANIFEST)):
         backend = LocalBackend(os.path.dirname(os.path.abspath(path)))
         from holdfast.store.checkpoints import open_checkpoint
@@ -297,7 +295,3 @@ def _read(checkpoint: Checkpoint, entry: FileEntry) -> bytes:
     memory = bytearray(entry.size)
     read_checked(checkpoint.backend, checkpoint.name, entry, into=memoryview(memory))
     return bytes(memory)
-
-
-def restored_loss(value: float | None, device: Any) -> torch.Tensor:
-    return torch.tensor(value or 0.0, device=device)

@@ -64,9 +64,12 @@ class TrainerFiles:
         folder = tempfile.mkdtemp(prefix="holdfast-", dir=self._scratch)
         keep = _Folder(folder)
         name = f"checkpoint-{point.step}"
-        with self._disguised(folder, leads=leads, together=together, full=full) as args:
-            with capturing(folder, lambda path, value: self._substituted(path, value, point, args)) as captured:
-                self.save(self._trainer.model_wrapped, None)
+        with (
+            _quietly(),
+            self._disguised(folder, leads=leads, together=together, full=full) as genuine,
+            capturing(folder, lambda path, value: self._substituted(path, value, point, genuine)) as captured,
+        ):
+            self.save(self._trainer.model_wrapped, None)
         inside = self._inside(captured, name)
         state = os.path.join(inside.folder, TRAINER_STATE)
         if os.path.exists(state):
@@ -186,6 +189,20 @@ def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
                 vars(target).pop(name, None)
             else:
                 vars(target)[name] = value
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bars for writes that do not happen."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _with_should_save(kind: type, saves: bool) -> type:

@@ -94,9 +94,16 @@ class Owner:
 class Sink(ABC):
     """A file of a checkpoint that is being written, front to back. Not visible as whole before the commit."""
 
+    at_once: bool = False
+    """Whether :meth:`write_at` may be called, by several threads at once, instead of :meth:`write`."""
+
     @abstractmethod
     def write(self, chunk: memoryview) -> None:
         """Append. The chunk may be reused by the caller once this returns."""
+
+    def write_at(self, offset: int, chunk: memoryview) -> None:
+        """Write at ``offset``. The chunks of a file are all written, without gaps, before :meth:`finish`."""
+        raise NotImplementedError
 
     @abstractmethod
     def finish(self) -> None:

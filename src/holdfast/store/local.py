@@ -24,6 +24,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -121,10 +122,13 @@ def _as_store_error(what: str) -> Iterator[None]:
 class LocalSink(Sink):
     """Writes with direct I/O where possible, else through the page cache; fsyncs at the end."""
 
+    at_once = True
+
     def __init__(self, path: str, size: int) -> None:
         self._path = path
         self._fd = -1
-        self._written = 0
+        self._end = 0
+        self._lock = threading.Lock()
         self._direct = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with _as_store_error(f"cannot write {path}"):
@@ -159,31 +163,37 @@ class LocalSink(Sink):
         if room.f_blocks and size > room.f_bavail * room.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _leave_direct(self) -> None:
-        self._direct = False
+    def _leave_direct(self) -> bool:
         fcntl.fcntl(self._fd, fcntl.F_SETFL, fcntl.fcntl(self._fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+        self._direct = False
+        return False
 
     def write(self, chunk: memoryview) -> None:
+        self.write_at(self._end, chunk)
+
+    def write_at(self, offset: int, chunk: memoryview) -> None:
         with _as_store_error(f"cannot write {self._path}"):
             while chunk:
                 aligned = len(chunk) - len(chunk) % ALIGNMENT
-                if self._direct and (not aligned or self._written % ALIGNMENT):
-                    self._leave_direct()
-                part = chunk[:aligned] if self._direct else chunk
+                direct = self._direct  # another thread may just be leaving it
+                if direct and (not aligned or offset % ALIGNMENT):
+                    direct = self._leave_direct()
                 try:
-                    count = os.write(self._fd, part)
+                    count = os.pwrite(self._fd, chunk[:aligned] if direct else chunk, offset)
                 except OSError as error:
-                    if self._direct and error.errno == errno.EINVAL:  # the address is not aligned
+                    if direct and error.errno == errno.EINVAL:  # the address is not aligned
                         self._leave_direct()
                         continue
                     raise
-                self._written += count
+                offset += count
                 chunk = chunk[count:]
+        with self._lock:
+            self._end = max(self._end, offset)
 
     def finish(self) -> None:
         with _as_store_error(f"cannot make {self._path} durable"):
             try:
-                os.ftruncate(self._fd, self._written)
+                os.ftruncate(self._fd, self._end)
                 os.fsync(self._fd)
             finally:
                 self._close()

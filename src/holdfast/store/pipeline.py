@@ -1,16 +1,18 @@
 """Writing and reading files with checksums at the speed of the disk, in bounded memory.
 
-Hashing runs in the calling thread, the disk in another; both let go of the interpreter lock. A few
-chunks are in flight at a time, whatever the size of the file.
+Hashing runs in the calling thread, the disk in others; all let go of the interpreter lock. A few chunks
+are in flight at a time, whatever the size of the file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import xxhash
@@ -20,11 +22,16 @@ from holdfast.errors import CheckpointCorruptError, StoreUnavailableError
 from holdfast.store.base import Backend, Sink
 from holdfast.store.manifest import FileEntry
 
-CHUNK = 8 << 20
-"""Bytes handed to the disk at a time: large enough for full speed, small enough for bounded memory."""
+CHUNK = 4 << 20
+"""Bytes handed to the disk at a time: large enough for full speed, small enough to stay in the caches."""
 
 IN_FLIGHT = 4
 """Chunks between hashing and the disk."""
+
+WRITERS = 2
+"""Threads that write: the disk has its next request before the last one is answered."""
+
+_HUGE = 2 << 20
 
 
 class Image(Protocol):
@@ -44,10 +51,16 @@ class ChunkPool:
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._owned: set[int] = set()
         self.deadline: Deadline | None = None
-        for _ in range(count):
-            view = memoryview(mmap.mmap(-1, CHUNK))
-            self._owned.add(id(view.obj))
-            self._free.put(view)
+        # In one piece, of large pages where the system has them: the kernel then hands the disk few long ranges.
+        memory = mmap.mmap(-1, count * CHUNK + _HUGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE
+        for offset in range(begin, begin + count * CHUNK, CHUNK):
+            buffer = (ctypes.c_char * CHUNK).from_buffer(memory, offset)
+            self._owned.add(id(buffer))
+            self._free.put(memoryview(buffer).cast("B"))
 
     def take(self) -> memoryview:
         while True:
@@ -59,7 +72,7 @@ class ChunkPool:
 
     def give_back(self, chunk: memoryview) -> None:
         if id(chunk.obj) in self._owned:
-            self._free.put(memoryview(chunk.obj))
+            self._free.put(memoryview(chunk.obj).cast("B"))
 
 
 def digest_of(pieces: Iterable[memoryview]) -> str:
@@ -70,8 +83,30 @@ def digest_of(pieces: Iterable[memoryview]) -> str:
     return str(digest.hexdigest())
 
 
+class _File:
+    """A file on its way to the disk."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.written = 0
+        """How many of its chunks are written."""
+        self.held = 1
+        """How many still need the sink: chunks in the queue or being written, and whoever brings more of them."""
+        self.finished = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A chunk of a file, or its end."""
+
+    file: _File
+    number: int
+    offset: int
+    chunk: memoryview | None
+
+
 class FileWriter:
-    """Writes images to sinks: the calling thread hashes, one thread of its own talks to the disk.
+    """Writes images to sinks: the calling thread hashes, threads of its own talk to the disk.
 
     With a deadline, a store that hangs is given up when it passes; without one, never.
     """
@@ -80,76 +115,112 @@ class FileWriter:
         self._pool = pool or ChunkPool()
         self._pool.deadline = deadline
         self._deadline = deadline
-        # A sink: the file that follows. A chunk: its bytes. True: its end. None: no more files.
-        self._queue: queue.Queue[Sink | memoryview | bool | None] = queue.Queue(IN_FLIGHT)
+        self._queue: queue.Queue[_Item | None] = queue.Queue(IN_FLIGHT)
+        self._changed = threading.Condition()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._drain, name="holdfast-disk", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._drain, name="holdfast-disk", daemon=True) for _ in range(WRITERS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _drain(self) -> None:
-        sink: Sink | None = None
         while (item := self._queue.get()) is not None:
             try:
-                if isinstance(item, Sink):
-                    sink = item
-                elif self._error is None and sink is not None:
-                    if isinstance(item, memoryview):
-                        sink.write(item)
-                    else:
-                        sink.finish()
-                        sink = None
+                if self._error is None:
+                    self._carry_out(item)
             except BaseException as error:
-                self._error = error
-            if isinstance(item, memoryview):
-                self._pool.give_back(item)
-            if self._error is not None and sink is not None:
-                sink.abort()
-                sink = None
-        if sink is not None:
-            sink.abort()
+                self._error = self._error or error
+            self._let_go(item)
+        self._queue.put(None)  # for the other threads
 
-    def _put(self, item: Sink | memoryview | bool | None) -> None:
-        while True:
+    def _carry_out(self, item: _Item) -> None:
+        file, chunk = item.file, item.chunk
+        if chunk is None or not file.sink.at_once:
+            # The chunks before this one left the queue before it: the other threads have them, or are done.
+            with self._changed:
+                self._changed.wait_for(lambda: file.written == item.number or self._error is not None)
             if self._error is not None:
-                raise self._error
-            try:
-                return self._queue.put(item, timeout=0.25 if self._deadline else None)
-            except queue.Full:
-                if self._deadline is not None and self._deadline.passed():
-                    raise StoreUnavailableError("the store did not take the bytes before the deadline") from None
+                return
+        if chunk is None:
+            file.sink.finish()
+            file.finished = True
+        elif file.sink.at_once:
+            file.sink.write_at(item.offset, chunk)
+        else:
+            file.sink.write(chunk)
+
+    def _let_go(self, item: _Item) -> None:
+        if item.chunk is not None:
+            self._pool.give_back(item.chunk)
+        with self._changed:
+            if item.chunk is not None:
+                item.file.written += 1
+            self._changed.notify_all()
+        self._release(item.file)
+
+    def _release(self, file: _File) -> None:
+        """One less needs the sink. The last one leaves no sink open that was not finished."""
+        with self._changed:
+            file.held -= 1
+            abandoned = file.held == 0 and not file.finished
+        if abandoned:
+            file.sink.abort()
+
+    def _put(self, item: _Item | None) -> None:
+        if item is not None:
+            with self._changed:
+                item.file.held += 1
+        try:
+            while True:
+                if self._error is not None:
+                    raise self._error
+                try:
+                    return self._queue.put(item, timeout=0.25 if self._deadline else None)
+                except queue.Full:
+                    if self._deadline is not None and self._deadline.passed():
+                        raise StoreUnavailableError("the store did not take the bytes before the deadline") from None
+        except BaseException:
+            if item is not None:
+                self._release(item.file)
+            raise
 
     def write(self, image: Image, open_sink: Callable[[str, int], Sink]) -> FileEntry:
         """Write one file. Its bytes are durable once :meth:`join` has returned."""
-        self._put(open_sink(image.path, image.size))
-        digest = xxhash.xxh3_128()
-        written = 0
-        for chunk in image.chunks(self._pool):
-            digest.update(chunk)
-            written += len(chunk)
-            self._put(chunk)
-        assert written == image.size, f"{image.path}: {written} bytes instead of {image.size}"
-        self._put(True)
+        file = _File(open_sink(image.path, image.size))
+        try:
+            digest = xxhash.xxh3_128()
+            written = number = 0
+            for number, chunk in enumerate(image.chunks(self._pool), 1):
+                digest.update(chunk)
+                self._put(_Item(file, number - 1, written, chunk))
+                written += len(chunk)
+            assert written == image.size, f"{image.path}: {written} bytes instead of {image.size}"
+            self._put(_Item(file, number, written, None))
+        finally:
+            self._release(file)
         return FileEntry(image.path, image.size, digest.hexdigest())
 
     def join(self) -> None:
         """Wait until all is durable; raises what went wrong."""
         self._put(None)
-        self._thread.join(self._deadline.remaining_s() if self._deadline else None)
+        for thread in self._threads:
+            thread.join(self._deadline.remaining_s() if self._deadline else None)
         if self._error is not None:
             raise self._error
-        if self._thread.is_alive():
+        if any(thread.is_alive() for thread in self._threads):
             raise StoreUnavailableError("the store did not make the bytes durable before the deadline")
 
     def abort(self) -> None:
-        """Give up what is not written yet; the disk thread ends as soon as the store lets it."""
-        self._error = self._error or StoreUnavailableError("the save was given up")
+        """Give up what is not written yet; the threads end as soon as the store lets them."""
+        with self._changed:
+            self._error = self._error or StoreUnavailableError("the save was given up")
+            self._changed.notify_all()
         try:
             while True:
                 item = self._queue.get_nowait()
-                if isinstance(item, Sink):
-                    item.abort()
-                elif isinstance(item, memoryview):
-                    self._pool.give_back(item)
+                if item is not None:
+                    self._let_go(item)
         except queue.Empty:
             self._queue.put(None)
 

@@ -7,6 +7,7 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import signal
 
 import numpy as np
@@ -41,21 +42,18 @@ x = source.normal(size=(SAMPLES, 8)).astype("float32")
 y = (x.sum(1) > 0).astype("int32")
 
 
+seen: dict[str, int] = {}
+
+
 class Interrupt(keras.callbacks.Callback):
     """Sends SIGTERM at moments such as ``batch_end:17`` (the 17th of this process), ``test_batch:3``, ``epoch_end:2``."""
 
-    def __init__(self, moments):
-        super().__init__()
-        self.moments = {name: {int(n) for n in numbers.split(",")} for name, numbers in (m.split(":") for m in moments)}
-        self._seen = {}
-
     def reached(self, name):
-        self._seen[name] = self._seen.get(name, 0) + 1
-        if self._seen[name] in self.moments.get(name, ()):
+        seen[name] = seen.get(name, 0) + 1
+        if f"{name}:{seen[name]}" in args.interrupt:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def on_train_begin(self, logs=None):
-        self._seen = {}  # a resumed run begins to count anew
         self.reached("train_begin")
 
     def on_train_batch_begin(self, batch, logs=None):
@@ -85,7 +83,7 @@ class Remembers(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
         if self.batches % 5 == 0:
-            self.noise.append(float(np.random.random()))
+            self.noise.append(random.random())
 
 
 class Batches(keras.utils.Sequence if hasattr(keras.utils, "Sequence") else object):
@@ -151,7 +149,7 @@ def model():
 
 
 made = model()
-callbacks = [Remembers(), Interrupt(args.interrupt)]
+callbacks = [Remembers(), Interrupt()]
 if args.callbacks:
     callbacks.append(keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=0.05))
     callbacks.append(keras.callbacks.EarlyStopping(monitor="loss", patience=3, restore_best_weights=True))

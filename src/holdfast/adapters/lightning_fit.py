@@ -1,0 +1,361 @@
+"""One fit of a Lightning Trainer: from the checkpoint it goes on from to its end."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import mmap
+import os
+from typing import Any
+
+import torch
+
+from holdfast.adapters import rng
+from holdfast.adapters.blackbox import BlackBox
+from holdfast.adapters.host import Host
+from holdfast.adapters.lightning_data import Pass
+from holdfast.adapters.lightning_loop import CHECKPOINT, RUN, Steps
+from holdfast.adapters.lightning_state import put_averages, put_logged, put_metric_states
+from holdfast.adapters.place import torch_place
+from holdfast.adapters.restore import _adapted
+from holdfast.adapters.state import Objects, rank_file, read_tree
+from holdfast.config import Settings
+from holdfast.errors import CheckpointCorruptError, Preempted
+from holdfast.home import default_location
+from holdfast.progress import Progress
+from holdfast.store.checkpoints import Checkpoint
+from holdfast.store.pipeline import read_checked
+
+log = logging.getLogger("holdfast")
+
+_SUPPORTED = ("SingleDeviceStrategy", "DDPStrategy")
+_fits: dict[str, int] = {}
+
+
+def why_not(trainer: Any) -> str | None:
+    """Why holdfast keeps out of a fit, or None."""
+    strategy = type(trainer.strategy).__name__
+    if strategy not in _SUPPORTED:
+        return f"the strategy {strategy} is not supported, only {' and '.join(_SUPPORTED)}"
+    return None
+
+
+def location_of(settings: Settings, trainer: Any) -> str:
+    """Where the checkpoints of this fit go: each further fit of a process has a place of its own."""
+    root = str(trainer.default_root_dir)
+    given = "://" in root or os.path.abspath(root) != os.getcwd()
+    place = settings.dir or (f"{root.rstrip('/')}/holdfast" if given else default_location())
+    number = _fits[place] = _fits.get(place, 0) + 1
+    if number == 1:
+        return place
+    path, query, options = place.partition("?")
+    return f"{path.rstrip('/')}/fit-{number}{query}{options}"
+
+
+class _Memory(io.RawIOBase):
+    """A file that lies in memory, without another copy of it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self._memory))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), len(self._memory) - self._at)
+        buffer[:count] = self._memory[self._at : self._at + count]
+        self._at += count
+        return count
+
+
+class Fit:
+    """What holdfast knows of the fit that is under way."""
+
+    def __init__(self, trainer: Any, settings: Settings, modes: dict[str, Any]) -> None:
+        """``modes``: Lightning's table of the ways to combine loaders."""
+        self.trainer = trainer
+        self.settings = settings.replace(dir=location_of(settings, trainer))
+        self.steps: Steps | None = None
+        """Where training is, once it has begun."""
+        self.loss: Any = None
+        self.host: Host | None = None
+        self._modes = modes
+        self._run: dict[str, Any] | None = None
+        self._mine: dict[str, Any] = {}
+        self._resuming = False
+        self._first = True
+        self._max_steps = -1
+
+    # ------------------------------------------------------------------ the start
+
+    def load(self, connector: Any, original: Any, path: Any, weights_only: bool | None) -> None:
+        """In place of Lightning's own loading: from the newest whole checkpoint, if there is one."""
+        self.host = host = Host(self.settings, torch_place())
+        loaded: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        checkpoint = host.resume(lambda found: loaded.__setitem__(slice(None), [self._read(found, weights_only)]))
+        if path or checkpoint is None:
+            original(connector, path, weights_only)
+        if checkpoint is None:
+            return
+        theirs = connector._loaded_checkpoint.get("global_step", -1) if path else -1
+        content, self._run, self._mine = loaded[0]
+        if theirs > self._run["step"]:
+            if host.rank == 0:
+                log.warning("%s is at step %d, ahead of %s: going on from there", path, theirs, checkpoint.name)
+            self._run, self._mine = None, {}
+            return
+        connector._ckpt_path = f"{checkpoint.location}/{CHECKPOINT}"
+        content["loops"]["fit_loop"] = self._run["loops"]
+        connector._loaded_checkpoint = content
+
+    def _read(self, checkpoint: Checkpoint, weights_only: bool | None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Lightning's checkpoint, what belongs to the run beside it, and what belongs to this rank; all checked."""
+        assert self.host is not None
+        rank, world = self.host.rank, self.host.session.world
+        entries = {entry.path: entry for entry in checkpoint.manifest.files}
+
+        def content(path: str) -> memoryview:
+            if path not in entries:
+                raise CheckpointCorruptError(f"{checkpoint.name} holds no {path}: it is not of a Lightning fit")
+            memory = memoryview(mmap.mmap(-1, max(1, entries[path].size)))[: entries[path].size]
+            read_checked(checkpoint.backend, checkpoint.name, entries[path], into=memory)
+            return memory
+
+        run = read_tree(bytearray(content(RUN)))
+        loaded = torch.load(_Memory(content(CHECKPOINT)), map_location="cpu", weights_only=bool(weights_only))
+        if checkpoint.manifest.world_size == world and rank_file(rank) in entries:
+            return loaded, run, read_tree(bytearray(content(rank_file(rank))))
+        if rank == 0:
+            log.warning(
+                "%s was saved by %d ranks and is loaded by %d: parameters are exact, random state and data position "
+                "are carried over as closely as possible",
+                checkpoint.name,
+                checkpoint.manifest.world_size,
+                world,
+            )
+        return loaded, run, _adapted(checkpoint, run, rank, world)
+
+    def begin(self) -> None:
+        """The trainer is set up, and training is about to start."""
+        assert self.host is not None
+        trainer, host = self.trainer, self.host
+        optimizers = {f"optimizer_{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
+        objects = Objects({"model": trainer.strategy.model, **optimizers}, host.rank, incremental=False)
+        steps = Steps(trainer, objects, BlackBox(host.box_path(), host.rank), host.rank, rescue=self.settings.rescue)
+        run = self._run
+        if run is None:
+            steps.step = trainer.global_step
+            for ddp in objects.gradient_orders.values():
+                ddp.watch()
+        else:
+            steps.step = run["step"]
+            steps.place = (run["epoch"], run["passes"], {})
+            for name, ddp in objects.gradient_orders.items():
+                ddp.repeat(run["gradient_orders"].get(name, []))
+            self._resuming = run["ended"] is None
+        steps.engine = host.start(steps, self._progress)
+        steps.saver = host.saver
+        steps.hook(forward=host.session.world > 1 and self.settings.rescue)
+        self.steps = steps
+        self._max_steps = trainer.max_steps
+        if self._resuming and 0 < self._max_steps <= steps.step:
+            # The last step is done, but not what follows it: let the loops come to that.
+            trainer.fit_loop.epoch_loop.max_steps = steps.step + 1
+        if run is not None and not self._resuming:
+            self._put_values()
+            rng.restore(self._mine["random"])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this fit was brought to its end before, under limits that are not lower than the present ones."""
+        if self._run is None or self._run["ended"] is None:
+            return False
+        now = (self.trainer.max_epochs, self.trainer.max_steps)
+        return not any(_more(one, other) for one, other in zip(now, self._run["ended"], strict=True))
+
+    def tell_complete(self) -> None:
+        assert self.steps is not None
+        assert self.host is not None
+        if self.host.rank == 0:
+            log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", self.steps.step)
+
+    # ------------------------------------------------------------------ training
+
+    def open_pass(self, combined: Any) -> Any:
+        """Lightning asks for an iterator over all loaders."""
+        assert self.steps is not None
+        steps = self.steps
+        position = self._mine.get("data") if self._resuming else None
+        fetcher = self.trainer.fit_loop._data_fetcher
+        ahead = getattr(fetcher, "prefetch_batches", 0) > 0 and not _has_length(combined, self._modes)
+        if steps.data is not None:
+            steps.data.close(keep_persistent=True)
+        combined._state_dicts = list  # what a loader would tell of itself is not where training is
+        data = Pass(combined, self._modes, ahead, position)
+        steps.begin_pass(data)
+        self._first = True
+        return data.iterator
+
+    def before_batch(self, epoch_loop: Any) -> bool:
+        """The next batch is about to be fetched. False: not yet, as the last one is still to be ended."""
+        steps = self.steps
+        assert steps is not None
+        if self._resuming:
+            self._go_on(epoch_loop)
+            return False
+        if steps.pending:
+            steps.pending = False
+            steps.pause()
+        return True
+
+    def after_batch(self, epoch_loop: Any, fetcher: Any) -> None:
+        """A batch is done."""
+        steps = self.steps
+        assert steps is not None
+        if self._first:
+            self._first = False
+            steps.first_batch()
+            assert self.host is not None
+            self.host.tell_training(steps.step)
+        step = epoch_loop.global_step
+        if step == steps.step:
+            return  # gradients are being accumulated
+        last = epoch_loop._num_ready_batches_reached()
+        steps.reach(
+            step,
+            epochs_done=self.trainer.current_epoch + 1 if last else None,
+            validates=epoch_loop._should_check_val_fx(fetcher),
+        )
+        every = self.settings.progress_every
+        if every and self.host is not None and step % every == 0:
+            self.host.poke()
+
+    def _go_on(self, epoch_loop: Any) -> None:
+        """Training is at the boundary again that was saved: what follows the batch comes next."""
+        assert self.steps is not None
+        assert self._run is not None
+        assert self.host is not None
+        trainer, run = self.trainer, self._run
+        self._resuming = False
+        fit_loop = trainer.fit_loop
+        fit_loop.on_iteration_done()  # from here on everything is as if it had never stopped
+        epoch_loop.val_loop.restarting = False
+        self.steps.counters.put(run["loops"])
+        epoch_loop.max_steps = self._max_steps
+        fit_loop._last_train_dl_reload_epoch = run["reload_epoch"]
+        trainer.should_stop = run["stop"]
+        self._put_values()
+        self.host.tell_training(self.steps.step)
+        self._first = False
+        self.steps.first_batch()
+        if self._mine["random"] is not None:
+            rng.restore(self._mine["random"])
+
+    def _put_values(self) -> None:
+        trainer, mine = self.trainer, self._mine
+        put_averages(trainer.fit_loop.epoch_loop._results, mine.get("averages", []), trainer.strategy)
+        put_metric_states(trainer.lightning_module, mine.get("metrics", {}))
+        if "logged" in mine:
+            put_logged(trainer._logger_connector, mine["logged"], trainer.strategy.root_device)
+
+    # ------------------------------------------------------------------ the end
+
+    def finish(self) -> None:
+        """The fit came to its end."""
+        assert self.steps is not None
+        assert self.host is not None
+        self.steps.over = True
+        self.steps.at_end = True
+        self.steps.step = self.trainer.global_step
+        self.host.engine.finish(self.steps.step)
+
+    def crashed(self, error: BaseException) -> None:
+        assert self.steps is not None
+        assert self.host is not None
+        self.steps.over = True
+        if not isinstance(error, Preempted):
+            self.host.engine.crashed(error)
+
+    def close(self) -> None:
+        if self.steps is not None:
+            self.steps.unhook()
+            if self.steps.data is not None:
+                self.steps.data.close()
+        if self.host is not None:
+            self.host.close()
+            if self.steps is not None and self.host.saved_all(self.steps.step):
+                self.steps.remove_traces()
+
+    # ------------------------------------------------------------------ progress
+
+    def _progress(self) -> Progress:
+        assert self.host is not None
+        assert self.steps is not None
+        trainer, step = self.trainer, self.steps.step
+        epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else None
+        values = {_plain(name): value for name, value in dict(trainer._logger_connector._callback_metrics).items()}
+        epoch = min(trainer.current_epoch + 1, epochs) if epochs else trainer.current_epoch + 1
+        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        return Progress(
+            epoch=epoch,
+            total_epochs=epochs,
+            step=step,
+            total_steps=step if self.steps.at_end else self._total_steps(epochs),
+            loss=_number(self.loss) if self.loss is not None else _first_of(values, "train_loss", "loss"),
+            accuracy=_first_of(values, "train_acc", "train_accuracy", "acc", "accuracy"),
+            validation_loss=_first_of(values, "val_loss", "valid_loss", "validation_loss"),
+            validation_accuracy=_first_of(values, "val_acc", "val_accuracy", "valid_acc", "validation_accuracy"),
+            learning_rate=_number(rates[0]) if rates else None,
+            resumed_from=self.host.resumed_from if self._run is not None else None,
+            checkpointing=self.host.checkpointing(),
+        )
+
+    def _total_steps(self, epochs: int | None) -> int | None:
+        limit = self.trainer.max_steps if self.trainer.max_steps > 0 else math.inf
+        batches = self.trainer.fit_loop.max_batches
+        by_epochs = math.inf
+        if epochs is not None and batches not in (0, math.inf) and self.trainer.lightning_module.automatic_optimization:
+            by_epochs = math.ceil(batches / self.trainer.accumulate_grad_batches) * epochs
+        total = min(limit, by_epochs)
+        return None if total == math.inf else int(total)
+
+
+def _more(one: Any, other: Any) -> bool:
+    """Whether a limit is higher than another; -1 and None: no limit."""
+    unlimited = (None, -1)
+    return other not in unlimited and (one in unlimited or one > other)
+
+
+def _has_length(combined: Any, modes: dict[str, Any]) -> bool:
+    try:
+        len(modes[combined._mode]["iterator"](combined.flattened, combined._limits))
+        return True
+    except (TypeError, NotImplementedError, OverflowError, ValueError):
+        return False
+
+
+def _plain(name: str) -> str:
+    name = name.lower().replace("/", "_").replace("-", "_")
+    return name.removesuffix("_epoch").removesuffix("_step")
+
+
+def _first_of(values: dict[str, Any], *names: str) -> float | None:
+    return next((_number(values[name]) for name in names if name in values), None)
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    return float(value.detach() if hasattr(value, "detach") else value)

@@ -1,0 +1,250 @@
+"""Where a Lightning fit is, and its state as files.
+
+The boundary of a step is the end of its last batch, before a validation that may follow and before the end of the
+epoch. What follows is done again by a run that goes on from there, under the random state of the boundary. So a
+notice does not wait for the end of a validation: until then, nothing that is saved has changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.adapters import rng
+from holdfast.adapters.blackbox import BlackBox, Record
+from holdfast.adapters.capture import _archived
+from holdfast.adapters.lightning_data import Pass, Spot
+from holdfast.adapters.lightning_state import (
+    Averages,
+    Counters,
+    as_before_batch_end,
+    average_states,
+    averages,
+    fingerprint,
+    logged,
+    metric_states,
+)
+from holdfast.adapters.loop import Loop, _record_of
+from holdfast.adapters.state import Objects, rank_file, total_bytes, tree_image
+from holdfast.boxes import BOUNDARY
+from holdfast.saving import Files
+
+CHECKPOINT = "lightning.ckpt"
+RUN = "run.safetensors"
+
+
+@dataclass(slots=True)
+class Note:
+    """What has changed by the time of the next boundary, as it was at the last one."""
+
+    counters: list[dict[str, Any]]
+    stepped: int
+    averages: Averages
+    data: Pass | None
+    spot: Spot | None
+    stop: bool
+    rest: dict[str, Any] | None = None
+    """What changes in a validation and at the end of an epoch, where one of them follows."""
+    weights: torch.Tensor | None = None
+
+
+class Steps(Loop):
+    """The position of a fit."""
+
+    def __init__(self, trainer: Any, objects: Objects, box: BlackBox, rank: int, *, rescue: bool) -> None:
+        super().__init__(objects, box, rank, rescue=rescue)
+        self.trainer = trainer
+        self.counters = Counters(trainer.fit_loop)
+        self.data: Pass | None = None
+        self.at_end = False
+        """The fit is over: what is saved is its end."""
+        self._moved = True
+        """Training has left the boundary that the note describes."""
+        self.noted: Note = self._take_note()
+
+    # ------------------------------------------------------------------ called by the training thread
+
+    def hook(self, *, forward: bool) -> None:
+        """As :class:`Loop`, but for the optimizers: Lightning runs forward and backward inside of their step."""
+        if forward:
+            for model in self.objects.models.values():
+                self._hooks.append(model.register_forward_hook(self._after_forward))
+
+    def before_update(self) -> None:
+        """Gradients are there, and the optimizer is about to change the weights."""
+        self._before_optimizer()
+
+    def begin_pass(self, data: Pass) -> None:
+        epoch = self.trainer.current_epoch
+        self.data = data
+        self.place = (epoch, self.place[1] + 1, data.active)
+        if len(data.active) == 1:
+            self._leave_base(*data.active)
+
+    def first_batch(self) -> None:
+        """The order of the pass is known now."""
+        assert self.data is not None
+        self.place = (self.place[0], self.place[1], self.data.active)
+        if len(self.data.active) == 1:
+            self._leave_base(*self.data.active)
+        self.watch_buffers()
+
+    def reach(self, step: int, *, epochs_done: int | None, validates: bool) -> None:
+        """An optimizer step is complete, and all that goes with it. In steady state: notes and one comparison."""
+        delivered = 0
+        if self.data is not None:
+            for batches in self.data.active.values():
+                delivered = batches.mark()[0]
+        self.step = step
+        self.dirty = False
+        epoch, passes, _ = self._place
+        if epochs_done is not None:
+            epoch = epochs_done
+            self.place = (epochs_done, passes, self._place[2])
+        self._note(BOUNDARY, step, epoch, passes, delivered)
+        if self._buffers is not None:
+            self._buffers.keep(step)
+        note = self.noted = self._take_note()
+        if validates or epochs_done is not None:
+            note.rest = self._rest()
+            note.weights = fingerprint(self.trainer.lightning_module)
+        self.pending = validates
+        engine = self.engine
+        if engine is not None and (step >= engine.next_stop or epochs_done is not None):
+            self._moved = False
+            engine.at_boundary(step, epoch=epochs_done)
+            self._moved = True
+
+    def pause(self) -> None:
+        """The boundary may have to be gone back to: inside a validation, or right before the next batch."""
+        engine = self.engine
+        if engine is not None and self.step >= engine.next_stop and self._is_intact():
+            engine.at_boundary(self.step)
+
+    def _take_note(self) -> Note:
+        trainer = self.trainer
+        epoch_loop = trainer.fit_loop.epoch_loop
+        data = self.data
+        return Note(
+            self.counters.take(),
+            epoch_loop._batches_that_stepped,
+            averages(epoch_loop._results),
+            data,
+            None if data is None else data.here(),
+            trainer.should_stop,
+        )
+
+    def _rest(self) -> dict[str, Any]:
+        trainer = self.trainer
+        return {
+            "callbacks": copy.deepcopy(
+                {one.state_key: state for one in trainer.callbacks if (state := one.state_dict())}
+            ),
+            "lr_schedulers": copy.deepcopy([config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]),
+            "metrics": metric_states(trainer.lightning_module),
+            "logged": logged(trainer._logger_connector),
+        }
+
+    def _is_intact(self) -> bool:
+        """Whether the weights are those of the boundary."""
+        before = self.noted.weights
+        return before is None or torch.equal(before, fingerprint(self.trainer.lightning_module))
+
+    # ------------------------------------------------------------------ asked by the engine, from any thread
+
+    def freeze(self, wait_s: float) -> bool:
+        return super().freeze(wait_s) and self._is_intact()
+
+    def prepare(self) -> None:
+        if self.rank == 0:
+            cuda = self.trainer.strategy.root_device.type == "cuda"
+            self._arena.reserve({CHECKPOINT: self._size + (1 << 20)}, {CHECKPOINT} if cuda else ())
+
+    def files(self, *, live: bool, at_boundary: bool) -> Files:
+        step = self.step
+        here = at_boundary and (self.at_end or not self._moved)
+        tree = self._own_tree(None if here else _record_of(self.box.records(), step))
+        inexact: list[str] = []
+        # At a boundary all ranks are here, on their training threads: hooks of the user may talk to each other.
+        checkpoint = self._dump() if at_boundary else None
+
+        def own() -> list[Any]:
+            return [tree_image(rank_file(self.rank), tree)]
+
+        def shared() -> list[Any]:
+            content = checkpoint or self._dump()
+            self._exchange_buffers(content, self._buffers_at(step, here, inexact))
+            images = [
+                _archived(CHECKPOINT, content, None if live else self._arena),
+                tree_image(RUN, self._run_tree(step, tree)),
+            ]
+            self._size = total_bytes(images)
+            return images
+
+        if live:
+            return Files(own=own, shared=shared, of=lambda rank: self._part_of(rank, step), inexact=inexact)
+        own_staged = self._stage(own())
+        shared_staged = shared() if self.rank == 0 else []
+        return Files(own=lambda: own_staged, shared=lambda: shared_staged)
+
+    def _dump(self) -> dict[str, Any]:
+        """Lightning's own checkpoint, as of the boundary."""
+        content: dict[str, Any] = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        if self.at_end:
+            return content
+        note = self.noted
+        content["global_step"] = self.step
+        content["loops"]["fit_loop"] = as_before_batch_end(self.counters.state(note.counters, note.stepped))
+        if note.rest is not None:
+            content["callbacks"] = note.rest["callbacks"]
+            content["lr_schedulers"] = note.rest["lr_schedulers"]
+        return content
+
+    def _exchange_buffers(self, content: dict[str, Any], kept: dict[int, torch.Tensor]) -> None:
+        """Running statistics as they were at the boundary, instead of those that have moved on."""
+        if self._buffers is None or not kept:
+            return
+        places = {live.data_ptr(): kept[id(live)] for live in self._buffers.tensors if id(live) in kept}
+        weights = content["state_dict"]
+        for name, value in weights.items():
+            if isinstance(value, torch.Tensor) and value.data_ptr() in places and value.numel():
+                weights[name] = places[value.data_ptr()].reshape(value.shape)
+
+    def _own_tree(self, record: Record | None) -> dict[str, Any]:
+        trainer = self.trainer
+        note = self._take_note() if self.at_end else self.noted
+        epoch, passes, _ = self.place
+        rest = note.rest
+        return {
+            "random": rng.capture() if record is None else record.random,
+            "positions": {},
+            "data": note.data.position(note.spot) if note.data is not None and note.spot is not None else None,
+            "epoch": epoch if record is None else record.epoch,
+            "passes": passes if record is None else record.passes,
+            "averages": average_states(trainer.fit_loop.epoch_loop._results, note.averages),
+            "metrics": metric_states(trainer.lightning_module) if rest is None else rest["metrics"],
+            "logged": logged(trainer._logger_connector) if rest is None else rest["logged"],
+        }
+
+    def _run_tree(self, step: int, own: dict[str, Any]) -> dict[str, Any]:
+        note, trainer = self.noted, self.trainer
+        return {
+            **super()._run_tree(step, own),
+            "loops": trainer.fit_loop.state_dict() if self.at_end else self.counters.state(note.counters, note.stepped),
+            "stop": note.stop,
+            "reload_epoch": trainer.fit_loop._last_train_dl_reload_epoch,
+            "ended": [trainer.max_epochs, trainer.max_steps] if self.at_end else None,
+        }
+
+    def _tree_of(self, rank: int, step: int) -> dict[str, Any] | None:
+        """What another rank would have written, from its black box. Its averages of the epoch are lost with it."""
+        tree = super()._tree_of(rank, step)
+        if tree is None or (self.noted.spot is not None and len(self.noted.spot[2]) > 1):
+            return None
+        positions = tree["positions"]
+        index = self.noted.spot[0] if self.noted.spot is not None else 0
+        tree["data"] = {"index": index, "consumed": None, "loaders": positions} if positions else None
+        return tree

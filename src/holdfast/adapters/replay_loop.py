@@ -1,0 +1,265 @@
+"""Where a followed loop is, and its state as files.
+
+A *point* is a moment at which another process can go on: before a fetch, before a pass over a loader begins, after
+an optimizer step. Points are noted as they come, which costs about what a boundary of :class:`Run` costs; a save
+is of the last one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+
+from holdfast.adapters import rng
+from holdfast.adapters.blackbox import BlackBox, Record, read_box
+from holdfast.adapters.data import Batches, _generators
+from holdfast.adapters.loop import Loop, _record_of
+from holdfast.adapters.replay_frames import Frames, addresses
+from holdfast.adapters.replay_objects import Registry
+from holdfast.adapters.replay_seen import Seen, read_mirror
+from holdfast.adapters.replay_trace import AFTER, Trace, table_of
+from holdfast.adapters.state import Objects, rank_file, read_tree, tree_image, write_tree
+from holdfast.boxes import BOUNDARY, IN_FLIGHT
+from holdfast.saving import Files
+from holdfast.staging.images import TensorImage
+
+VERSION = 1
+"""Of what a checkpoint holds for a replay."""
+
+
+class Pass:
+    """One pass over a loader, as far as a checkpoint must know it."""
+
+    def __init__(self, loader: Any, number: int) -> None:
+        self.loader = loader
+        self.number = number
+        self.batches: Batches | None = None
+        """None while the pass is replayed."""
+        self.trains = False
+        """Whether an optimizer has stepped since its last batch was fetched, ever."""
+
+
+class Followed(Loop):
+    """The position of a loop that is followed from outside."""
+
+    def __init__(
+        self, registry: Registry, trace: Trace, seen: Seen, box: BlackBox, rank: int, *, rescue: bool, incremental: bool
+    ) -> None:
+        super().__init__(Objects({}, rank, incremental=incremental), box, rank, rescue=rescue)
+        self.registry = registry
+        self.trace = trace
+        self.seen = seen
+        self.frames = Frames()
+        self.thread = threading.get_ident()
+        self.passes: list[weakref.ref[Pass]] = []
+        """Those that are open."""
+        self.loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """The number of the last pass over each loader."""
+        self.latest: weakref.ref[Pass] | None = None
+        """The one that gave the last batch."""
+        self.start: dict[str, Any] = {}
+        """The random state as the loop began."""
+        self.incremental = incremental
+        self.broken: FrameType | None = None
+        """Where the script was when it was thrown out of its loop."""
+        self.resting = False
+        """Whether what the loop does now belongs to the step that is complete."""
+        self._point = (AFTER, 0, 0, 0, 0)
+
+    # ------------------------------------------------------------------ called by the training thread
+
+    def adopt(self) -> None:
+        """Look at what the script has made so far: from now on that is the state."""
+        self.unhook()
+        self.objects = self.registry.objects(self.rank, incremental=self.incremental)
+        self.objects.check()
+        self._tracked = self.objects.tracked
+        if self.saver is not None:
+            self.saver.replicated = not self.objects.sharded
+        models = self.objects.models.values()
+        self._size = 3 * sum(value.nbytes for model in models for value in (*model.parameters(), *model.buffers()))
+
+    def note(self, side: int) -> None:
+        """This is a point."""
+        trace = self.trace
+        delivered = 0
+        for ref in self.passes:
+            one = ref()
+            if one is not None and one.batches is not None:
+                one.batches.mark()
+                delivered = one.batches.delivered
+        self._note(BOUNDARY, self.step, trace.events * 2 + side, len(trace.table), delivered)
+        self._point = (side, trace.events, trace.digest, self.step, len(self.seen.values))
+        self.seen.mark(trace.events)
+        if self._buffers is not None:
+            self._buffers.keep(self.step)
+        if self._tracked:
+            self.objects.note_boundary()
+
+    def complete_step(self) -> None:
+        """The optimizers have stepped: this is a point too, before all that the script does next."""
+        self.step += 1
+        self.pending = True
+        self.resting = True
+        self.note(AFTER)
+        self.dirty = False
+
+    def _note_in_flight(self) -> None:
+        # The point that this becomes if all goes well: after the step, which is one more event.
+        delivered = 0
+        latest = self.latest() if self.latest is not None else None
+        if latest is not None and latest.batches is not None:
+            delivered = latest.batches.delivered
+        trace = self.trace
+        self._note(IN_FLIGHT, self.step + 1, (trace.events + 1) * 2 + AFTER, len(trace.table), delivered)
+        if self._buffers is not None and self.rank == 0:
+            self._buffers.keep(self.step + 1)
+
+    def open_passes(self) -> list[Pass]:
+        return [one for ref in self.passes if (one := ref()) is not None]
+
+    def closed_loaders(self) -> dict[int, Any]:
+        """Loaders that no pass is open of, by the number of their last one: their generators go on later."""
+        open_now = {one.number for one in self.open_passes()}
+        return {number: loader for loader, number in list(self.loaders.items()) if number not in open_now}
+
+    def begin_pass(self, one: Pass) -> None:
+        self.loaders[one.loader] = one.number
+        self.passes = [*(ref for ref in self.passes if ref() is not None), weakref.ref(one)]
+        self.leave_base()
+
+    def end_pass(self, one: Pass) -> None:
+        self.passes = [ref for ref in self.passes if ref() not in (None, one)]
+
+    def leave_base(self) -> None:
+        """Leave beside the black box what does not change until another pass begins."""
+        if self.box.path is None:
+            return
+        positions = {str(one.number): one.batches.pass_start() for one in self.open_passes() if one.batches is not None}
+        base = {"positions": positions, "table": table_of(self.trace.table), "start": self.start}
+        temporary = f"{self.box.path}.position.tmp"
+        with open(temporary, "wb") as file:
+            file.write(write_tree(base))
+        os.replace(temporary, f"{self.box.path}.position")
+
+    # ------------------------------------------------------------------ asked by the engine, from any thread
+
+    def rests_at(self, step: int) -> bool:
+        return self.resting and self.step == step
+
+    def _own_tree(self, record: Record | None) -> dict[str, Any]:
+        side, events, digest, step, seen = self._point
+        generators = {
+            str(number): [generator.get_state() for generator in _generators(loader)]
+            for number, loader in self.closed_loaders().items()
+        }
+        return {
+            "random": rng.capture() if record is None else record.random,
+            "positions": {str(one.number): one.batches.position() for one in self.open_passes() if one.batches},
+            "epoch": self.place[0],
+            "passes": len(self.trace.table),
+            "follow": {
+                "version": VERSION,
+                "point": {"side": side, "events": events, "digest": digest, "step": step},
+                "table": table_of(self.trace.table),
+                "seen": self.seen.content(seen),
+                "variables": self.frames.content(self._frame(), self._known_memory()),
+                "generators": generators,
+                "start": self.start,
+                "exact": record is None,
+            },
+        }
+
+    def files(self, *, live: bool, at_boundary: bool) -> Files:
+        # At the end of a run the last point is behind: what comes after it runs again if the run is started again.
+        return super().files(live=live, at_boundary=at_boundary and not self.over)
+
+    def _frame(self) -> Any:
+        if self.broken is not None:
+            return self.broken
+        if threading.get_ident() == self.thread:
+            return sys._getframe()
+        return sys._current_frames().get(self.thread)
+
+    def _known_memory(self) -> set[int]:
+        def tensors() -> Any:
+            for model in self.objects.models.values():
+                yield from model.parameters()
+                yield from model.buffers()
+            for optimizer in self.objects.optimizers.values():
+                for group in optimizer.param_groups:
+                    yield from group["params"]
+                for state in optimizer.state.values():
+                    if isinstance(state, dict):
+                        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+        return addresses(tensors())
+
+    def _run_tree(self, step: int, own: dict[str, Any]) -> dict[str, Any]:
+        gradients = {
+            name: "".join(
+                "0" if parameter.grad is None else "1"
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            )
+            for name, optimizer in self.objects.optimizers.items()
+        }
+        return {**super()._run_tree(step, own), "follow": {"version": VERSION, "gradients": gradients}}
+
+    def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
+        """Another rank's part, from what it left on this machine."""
+        path = self._box_of(rank)
+        try:
+            record = _record_of(read_box(path)[2], step)
+            with open(f"{path}.position", "rb") as file:
+                base = read_tree(bytearray(file.read()))
+        except (OSError, ValueError):
+            return None
+        if record is None or len(base["table"]) != record.passes:
+            return None
+        if record.kind == IN_FLIGHT and self._draws_after(step, record.passes):
+            return None
+        positions = base["positions"]
+        if len(positions) > 1:
+            return None  # only one count of batches is known
+        table = base["table"]
+        for number, position in positions.items():
+            if any(state is not None for state in position.get("workers", ())):
+                return None  # its loader workers had a random state of their own, which died with them
+            if record.delivered and position["first"] is None:
+                return None
+            if "skip" in position:
+                position["skip"] += record.delivered - position["delivered"]
+            position["delivered"] = record.delivered
+            table[int(number), 1] = record.delivered
+        events, side = divmod(record.epoch, 2)
+        seen = read_mirror(f"{path}.seen", events if record.kind == BOUNDARY else events - 1)
+        if seen is None:
+            return None
+        tree = {
+            "random": record.random,
+            "positions": positions,
+            "epoch": self.place[0],
+            "passes": record.passes,
+            "follow": {
+                "version": VERSION,
+                "point": {"side": side, "events": events, "digest": None, "step": step},
+                "table": table,
+                "seen": {**seen, "partial": record.kind == IN_FLIGHT},
+                "variables": {},
+                "generators": {},
+                "start": base["start"],
+                "exact": False,
+            },
+        }
+        return [tree_image(rank_file(rank), tree)]
+
+    def remove_traces(self) -> None:
+        self.seen.remove()
+        super().remove_traces()

@@ -1,0 +1,230 @@
+"""A loop whose modules compute nothing: what a replay runs on.
+
+While it is entered, a module that the script calls answers with what it answered the first time to arguments of
+that shape. A backward pass ends at that answer: parameters get gradients of zero, which cost nothing, and optimizer
+steps are taken with no gradient at all, which every optimizer skips. So nothing changes, no collective of DDP takes
+part, and what a step costs is the script's own Python.
+
+Files of weights are not written: those of the first time are there, and these weights are not the trained ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.adapters.state import unwrap
+
+log = logging.getLogger("holdfast")
+
+_MOST_ANSWERS = 512
+_SMALL = 1 << 20
+_PLAIN = (int, bool, str, type(None))
+
+
+class Outputs:
+    """Stands between the script and its modules."""
+
+    def __init__(self) -> None:
+        self._answers: dict[Any, _Answer] = {}
+        self._zeros: dict[tuple[Any, Any], torch.Tensor] = {}
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._stripped: list[tuple[Any, Any]] = []
+        self.muted = 0
+        """Files of weights that were not written again."""
+
+    # ------------------------------------------------------------------ in and out
+
+    def begin(self) -> None:
+        answer = self._answer
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return answer(module, args, kwargs)
+
+        self._replace(torch.nn.Module, "__call__", call)
+        self._replace(torch.autograd, "grad", self._grad)
+        for holder in (torch, torch.serialization):
+            self._replace(holder, "save", self._save)
+        if "safetensors.torch" in sys.modules:
+            self._replace(sys.modules["safetensors.torch"], "serialize_file", self._save)
+
+    def end(self) -> None:
+        for holder, name, own in reversed(self._undo):
+            setattr(holder, name, own)
+        self._undo.clear()
+        self._answers.clear()
+        self._zeros.clear()
+
+    def _replace(self, holder: Any, name: str, value: Any) -> None:
+        self._undo.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, value)
+
+    # ------------------------------------------------------------------ modules
+
+    def _answer(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = (id(module), module.training, torch.is_grad_enabled(), _shape(args), _shape(kwargs))
+        answer = self._answers.get(key)
+        if answer is None:
+            if len(self._answers) >= _MOST_ANSWERS:
+                self._answers.clear()
+            answer = self._answers[key] = _Answer(module, self._really(module, args, kwargs), self._fill)
+        return answer.again()
+
+    def _really(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it, inside all wrappers: ranks need not take part in each other's answers."""
+        replaced = torch.nn.Module.__call__
+        own = next(own for holder, name, own in self._undo if holder is torch.nn.Module)
+        torch.nn.Module.__call__ = own
+        sync = torch.nn.SyncBatchNorm.forward
+        torch.nn.SyncBatchNorm.forward = torch.nn.BatchNorm2d.forward
+        check = torch.nn.BatchNorm2d._check_input_dim
+        torch.nn.BatchNorm2d._check_input_dim = lambda *_: None
+        try:
+            return unwrap(module)(*args, **kwargs)
+        finally:
+            torch.nn.Module.__call__ = replaced
+            torch.nn.SyncBatchNorm.forward = sync
+            torch.nn.BatchNorm2d._check_input_dim = check
+
+    def _fill(self, module: torch.nn.Module) -> None:
+        """After a backward pass, gradients are there."""
+        for parameter in module.parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = self._zero(parameter)
+
+    def _zero(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Zeros of this shape; all share one piece of memory."""
+        if type(parameter) not in (torch.Tensor, torch.nn.Parameter):
+            return torch.zeros_like(parameter)
+        key = (parameter.device, parameter.dtype)
+        flat = self._zeros.get(key)
+        if flat is None or flat.numel() < parameter.numel():
+            flat = self._zeros[key] = torch.zeros(parameter.numel(), device=parameter.device, dtype=parameter.dtype)
+        return flat[: parameter.numel()].view(parameter.shape)
+
+    # ------------------------------------------------------------------ optimizers
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Without gradients a step changes nothing."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._stripped.append((parameter, parameter.grad))
+                    parameter.grad = None
+
+    def after_step(self) -> None:
+        for parameter, grad in self._stripped:
+            parameter.grad = grad
+        self._stripped.clear()
+
+    # ------------------------------------------------------------------ the rest
+
+    @staticmethod
+    def _grad(
+        outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, allow_unused: Any = None, **options: Any
+    ) -> Any:
+        """``torch.autograd.grad``: what leads through a module that computes nothing is zero."""
+        wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+        try:
+            real = torch.autograd.__dict__["_holdfast_grad"]
+            found = real(outputs, wanted, grad_outputs, *args, allow_unused=True, **options)
+        except RuntimeError:
+            found = [None] * len(wanted)
+        needs = bool(options.get("create_graph"))
+        return tuple(
+            torch.zeros_like(one, requires_grad=needs) if grad is None else grad
+            for one, grad in zip(wanted, found, strict=True)
+        )
+
+    def _save(self, *_: Any, **__: Any) -> None:
+        self.muted += 1
+
+
+class _Answer:
+    """What a module answers, again and again."""
+
+    def __init__(self, module: torch.nn.Module, output: Any, fill: Callable[[torch.nn.Module], None]) -> None:
+        self._module = module  # kept alive: its identity is what the answer is found by
+        self._fill = fill
+        self._output = _mapped(output, self._base)
+
+    def _base(self, tensor: torch.Tensor) -> torch.Tensor:
+        base = tensor.detach()
+        if tensor.requires_grad:
+            base.requires_grad_()
+            base.register_post_accumulate_grad_hook(self._reached)
+        return base
+
+    def _reached(self, base: torch.Tensor) -> None:
+        base.grad = None
+        self._fill(self._module)
+
+    def again(self) -> Any:
+        return _mapped(self._output, _fresh)
+
+
+def _fresh(base: torch.Tensor) -> torch.Tensor:
+    """A tensor that the script may change in place, if that costs little; it leads backward to ``base``."""
+    return base.clone() if base.nbytes <= _SMALL else base.view(base.shape)
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with its tensors changed: nested tuples, lists, dicts, dataclasses and objects with attributes."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if value is None or isinstance(value, str | int | float | bytes):
+        return value
+    if isinstance(value, tuple):
+        items = [_mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_mapped(item, change) for item in value]
+    if type(value) is dict:
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # transformers' ModelOutput is a dict as well, which its constructor fills.
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        try:
+            return type(value)(**{name: _mapped(getattr(value, name), change) for name in names})
+        except TypeError:
+            pass
+    if isinstance(value, Mapping):
+        changed = copy.copy(value)
+        for key, item in value.items():
+            changed[key] = _mapped(item, change)  # type: ignore[index]
+        return changed
+    if hasattr(value, "__dict__"):
+        changed = copy.copy(value)
+        for key, item in vars(value).items():
+            if isinstance(item, torch.Tensor | list | tuple | dict):
+                object.__setattr__(changed, key, _mapped(item, change))
+        return changed
+    return value
+
+
+def _shape(value: Any) -> Any:
+    """What of an argument decides the shape of the answer."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return tuple((key, _shape(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_shape, value))
+    return type(value)
+
+
+def clone_batch(batch: Any) -> Any:
+    """A batch of its own, for a script that keeps it."""
+    return _mapped(batch, lambda tensor: tensor.clone())
+
+
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    return [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]

@@ -1,0 +1,132 @@
+"""The iterators that a script gets from its loaders: real ones that are watched, or those of a replay."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.utils.data import DataLoader
+
+from holdfast.adapters.data import Batches
+from holdfast.adapters.data_stateful import is_stateful_dataloader
+from holdfast.adapters.data_workers import loader_like
+from holdfast.adapters.replay_loop import Pass
+from holdfast.adapters.replay_outputs import clone_batch
+
+if TYPE_CHECKING:
+    from holdfast.adapters.replay_loop import Followed
+    from holdfast.adapters.replay_trace import Trace
+
+_VIEW = "_holdfast_view"
+
+
+class Guide(Protocol):
+    """Who is told of the fetches of a script."""
+
+    loop: Followed
+    trace: Trace
+    replaying: bool
+    busy: bool
+
+    def before_fetch(self, one: Pass) -> None: ...
+    def after_end(self, one: Pass) -> None: ...
+    def replayed_fetch(self, one: Watched) -> Any: ...
+
+
+class Watched(Pass):
+    """One pass over a loader, in the hands of the script."""
+
+    def __init__(self, guide: Guide, loader: Any, number: int) -> None:
+        super().__init__(loader, number)
+        self.delivered = 0
+        """Batches that a replay has handed out."""
+        self._guide = guide
+        self._self = weakref.ref(self)
+
+    def __iter__(self) -> Watched:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def open(self, position: dict[str, Any] | None = None) -> None:
+        """From now on batches are real."""
+        guide = self._guide
+        guide.busy = True
+        try:
+            self.batches = Batches(plain_view(self.loader), position)
+        finally:
+            guide.busy = False
+
+    def __next__(self) -> Any:
+        guide = self._guide
+        if guide.replaying:
+            batch = guide.replayed_fetch(self)
+            if guide.replaying:
+                return batch
+        loop = guide.loop
+        if loop.pending:
+            guide.before_fetch(self)
+        batches = self.batches
+        assert batches is not None
+        guide.busy = True
+        try:
+            batch = next(batches)
+        except StopIteration:
+            guide.after_end(self)
+            raise
+        finally:
+            guide.busy = False
+        guide.trace.fetch(self.number)
+        loop.latest = self._self
+        if batches.delivered == 1:
+            loop.leave_base()
+        return batch
+
+
+def plain_view(loader: Any) -> Any:
+    """A loader that :class:`Batches` knows how to continue at any batch: subclasses of DataLoader as far as possible."""
+    if type(loader) is DataLoader or is_stateful_dataloader(loader) or not issubclass(type(loader), DataLoader):
+        return loader
+    own = ("_get_iterator", "_auto_collation", "_index_sampler")
+    if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in own):
+        return loader
+    view = vars(loader).get(_VIEW)
+    if view is None:
+        view = vars(loader)[_VIEW] = loader_like(loader, DataLoader, {})
+        vars(view).pop(_VIEW, None)
+    return view
+
+
+class Samples:
+    """One batch of each loader, for a replay that only needs its shape."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+        self._kept: list[Any] = []
+
+    def of(self, loader: Any, real: Any) -> Any:
+        key = (id(loader.dataset), loader.batch_size, id(loader.collate_fn), id(type(loader)))
+        if key not in self._known:
+            self._kept.append((loader.dataset, loader.collate_fn))  # so that their ids stay theirs
+            self._known[key] = _first_batch(loader, real)
+        return clone_batch(self._known[key])
+
+
+def _first_batch(loader: Any, real: Any) -> Any:
+    view = plain_view(loader)
+    if type(view) is DataLoader and view.num_workers:
+        changes: dict[str, Any] = {
+            "num_workers": 0,
+            "prefetch_factor": None,
+            "persistent_workers": False,
+            "worker_init_fn": None,
+            "timeout": 0,
+            "_DataLoader__multiprocessing_context": None,
+            "_iterator": None,
+        }
+        try:
+            return next(real(loader_like(view, DataLoader, changes)))
+        except Exception:  # a dataset that only its workers can open
+            pass
+    return next(iter(real(loader)))

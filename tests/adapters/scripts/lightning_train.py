@@ -1,0 +1,159 @@
+"""An ordinary Lightning script: python lightning_train.py OUT [--name value …]."""
+
+import argparse
+import hashlib
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+options = argparse.ArgumentParser()
+options.add_argument("out", type=Path)
+options.add_argument("--package", default="lightning.pytorch")
+options.add_argument("--devices", type=int, default=1)
+options.add_argument("--epochs", type=int, default=3)
+options.add_argument("--max-steps", type=int, default=-1)
+options.add_argument("--samples", type=int, default=48)
+options.add_argument("--accumulate", type=int, default=1)
+options.add_argument("--workers", type=int, default=0)
+options.add_argument("--val-interval", type=float, default=1.0)
+options.add_argument("--val-every", type=int, default=1)
+options.add_argument("--val-s", type=float, default=0.0)
+options.add_argument("--step-s", type=float, default=0.0)
+options.add_argument("--plateau", action="store_true")
+options.add_argument("--manual", action="store_true")
+options.add_argument("--iterable", action="store_true")
+options.add_argument("--fits", type=int, default=1)
+args = options.parse_args()
+
+L = importlib.import_module(args.package)
+torch.set_num_threads(1)
+L.seed_everything(7, workers=True, verbose=False)
+out = args.out
+out.mkdir(parents=True, exist_ok=True)
+
+
+class Data(Dataset):
+    def __init__(self, count, augment):
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(count, 8, generator=generator)
+        self.y = (self.x.sum(1) > 0).long()
+        self.augment = augment
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = self.x[index]
+        return (x + 0.1 * torch.randn(8) if self.augment else x), self.y[index]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(Data(args.samples, augment=False))
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = not args.manual
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(8, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(16, 2),
+        )
+        self.trace = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = torch.nn.functional.cross_entropy(self.net(x), y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        if args.manual:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        self.trace.append([self.global_step, batch_idx, loss.item()])
+        time.sleep(args.step_s)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        if batch_idx == 1:
+            (out / f"validating-{self.global_rank}").write_text(str(self.global_step))
+            time.sleep(args.val_s)
+        noise = torch.rand(())  # as evaluations in the wild do
+        self.log("val_loss", torch.nn.functional.cross_entropy(self.net(x), y) + 0 * noise, sync_dist=True)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if args.plateau:
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1.0)
+            return [optimizer], [{"scheduler": scheduler, "monitor": "train_loss_epoch", "interval": "epoch"}]
+        by_step = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=10_000)
+        by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.7)
+        return [optimizer], [{"scheduler": by_step, "interval": "step"}, {"scheduler": by_epoch, "interval": "epoch"}]
+
+
+class Beat(L.Callback):
+    """Says which step is done, for who watches from outside."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        (out / f"step-{trainer.global_rank}").write_text(str(trainer.global_step))
+
+
+def digest_of(model, optimizer):
+    hashed = hashlib.sha256()
+    tensors = dict(model.state_dict())
+    for number, state in enumerate(optimizer.state.values()):
+        tensors.update({f"{number}.{name}": value for name, value in state.items()})
+    for name, value in sorted(tensors.items()):
+        hashed.update(name.encode() + value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
+
+
+digests = []
+for number in range(args.fits):
+    data = Stream() if args.iterable else Data(args.samples, augment=True)
+    loader = DataLoader(data, 4, shuffle=not args.iterable, num_workers=args.workers)
+    val_loader = DataLoader(Data(24, augment=False), 4)
+    best = L.callbacks.ModelCheckpoint(dirpath=out / f"models-{number}", monitor="val_loss", save_top_k=1)
+    stop = L.callbacks.EarlyStopping("val_loss", patience=50)
+    trainer = L.Trainer(
+        default_root_dir=out / "root",
+        accelerator="cpu",
+        devices=args.devices,
+        strategy="ddp" if args.devices > 1 else "auto",
+        max_epochs=args.epochs,
+        max_steps=args.max_steps,
+        accumulate_grad_batches=args.accumulate,
+        val_check_interval=int(args.val_interval) if args.val_interval > 1 else args.val_interval,
+        check_val_every_n_epoch=args.val_every,
+        callbacks=[best, stop, Beat()],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+    )
+    model = Net()
+    trainer.fit(model, loader, val_loader)
+    digests.append(digest_of(model, trainer.optimizers[0]))
+
+result = {
+    "digests": digests,
+    "steps": trainer.global_step,
+    "epochs": trainer.current_epoch,
+    "trace": model.trace,
+    "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    "best": float(best.best_model_score) if best.best_model_score is not None else None,
+    "lr": trainer.optimizers[0].param_groups[0]["lr"],
+    "waited": stop.wait_count,
+}
+(out / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
+sys.stdout.flush()

@@ -1,0 +1,127 @@
+"""An ordinary training with transformers.Trainer: a tiny language model on made-up sentences."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+WORDS = 64
+
+
+class Sentences(Dataset):
+    """Rows of word numbers that follow each other by a rule."""
+
+    def __init__(self, count: int, *, augment: bool = False, varied: bool = False) -> None:
+        generator = torch.Generator().manual_seed(11)
+        begin = torch.randint(WORDS, (count,), generator=generator)
+        lengths = [5 + int(first) % 8 if varied else 12 for first in begin]
+        self.rows = [(begin[i] * torch.arange(1, lengths[i] + 1)) % WORDS for i in range(count)]
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = self.rows[index]
+        if self.augment:
+            row = torch.where(torch.rand(len(row)) < 0.1, torch.randint(WORDS, (len(row),)), row)
+        return {"input_ids": row, "labels": row}
+
+
+class Stream(IterableDataset):
+    def __init__(self, count: int) -> None:
+        self.rows = Sentences(count)
+
+    def __iter__(self):
+        for index in range(len(self.rows)):
+            yield self.rows[index]
+
+
+def pad(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def filled(key: str, value: int) -> torch.Tensor:
+        padded = [torch.cat([row[key], torch.full((longest - len(row[key]),), value)]) for row in rows]
+        return torch.stack(padded)
+
+    return {"input_ids": filled("input_ids", 0), "labels": filled("labels", -100)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--result")
+    parser.add_argument("--samples", type=int, default=96)
+    parser.add_argument("--augment", action="store_true")
+    parser.add_argument("--varied", action="store_true")
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--args", type=json.loads, default={}, help="more arguments of TrainingArguments")
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    config = GPT2Config(
+        vocab_size=WORDS,
+        n_positions=16,
+        n_embd=options.width,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config)
+    arguments = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 5,
+        "logging_steps": 5,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 7,
+        **options.args,
+    }
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(output_dir=options.out, **arguments),
+        train_dataset=Stream(options.samples)
+        if options.stream
+        else Sentences(options.samples, augment=options.augment, varied=options.varied),
+        eval_dataset=Sentences(24),
+        data_collator=pad,
+    )
+    output = trainer.train()
+    if options.result and int(os.environ.get("RANK", "0")) == 0:
+        digest = hashlib.sha256()
+        for name, value in sorted(trainer.model.state_dict().items()):
+            digest.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
+        model_digest = digest.hexdigest()
+        for state in trainer.optimizer.state.values() if trainer.optimizer is not None else ():
+            for value in state.values():
+                digest.update(torch.as_tensor(value).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        result = {
+            "digest": digest.hexdigest(),
+            "model": model_digest,
+            "step": trainer.state.global_step,
+            "loss": output.training_loss,
+            "history": trainer.state.log_history,
+            "metrics": output.metrics,
+            "best": trainer.state.best_model_checkpoint,
+        }
+        with open(options.result, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+    print("after train", flush=True)
+
+
+if __name__ == "__main__":
+    main()
