@@ -191,6 +191,13 @@ class Settings:
         meaning="Switches the Ray Train adapter alone on, or with `0` off; `HOLDFAST_ENABLED=0` wins over it.",
         shown_default="as `HOLDFAST_ENABLED`",
     )
+    ray_get_checkpoint: str = _setting(
+        "own",
+        _one_of("own", "jit"),
+        "HOLDFAST_RAY_GET_CHECKPOINT",
+        meaning="What `ray.train.get_checkpoint()` gives a training function that is started again: `own`, what it "
+        "reported itself, and its loop is replayed; `jit`, the just-in-time checkpoint, which it loads itself.",
+    )
     checkpointing: bool = _setting(
         True, parse_bool, "CHECKPOINT_ENABLED", meaning="`0`: no checkpoints are written or read; progress still is."
     )

@@ -435,6 +435,11 @@ class Engine:
         reason = "final" if end else "periodic"
         save = Save(step=step, reason=reason, epoch=self.training.epoch(), complete=end)
         files = self.training.files(live=False, at_boundary=True)
+        self._writer = threading.Thread(
+            target=self._write_behind, args=(save, files), name="holdfast-save", daemon=True
+        )
+        self._writer.start()
+        files.settle()
         stall = time.monotonic() - began
         self.stalled_s += stall
         self._last_save_step, self._last_save_epoch = step, self.training.epoch() or 0
@@ -446,10 +451,6 @@ class Engine:
             waited_s=round(waited, 4),
             bytes=self.training.size(),
         )
-        self._writer = threading.Thread(
-            target=self._write_behind, args=(save, files), name="holdfast-save", daemon=True
-        )
-        self._writer.start()
 
     def _write_behind(self, save: Save, files: Files) -> None:
         assert self.saver is not None

@@ -13,8 +13,9 @@ from __future__ import annotations
 import ray.train
 
 from holdfast.adapters.ray import JITCheckpointCallback, JITCheckpointConfig, install
+from holdfast.adapters.ray_load import load
 
 install(ray.train)
 RunConfig = ray.train.RunConfig
 
-__all__ = ["JITCheckpointCallback", "JITCheckpointConfig", "RunConfig"]
+__all__ = ["JITCheckpointCallback", "JITCheckpointConfig", "RunConfig", "load"]

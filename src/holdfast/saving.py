@@ -20,7 +20,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -58,18 +58,33 @@ class Adopted:
     """Where that checkpoint lies: at another location the file is left out. None: the save fails without it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A file of which it is just being found out whether a committed checkpoint holds it already."""
+
+    path: str
+    size: int
+    outcome: Callable[[], Image | Adopted]
+    """Waits until that is known."""
+
+
+Part = Image | Adopted | Pending
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
     """What the ranks have to write. Built when it is asked for: live state is read as late as possible."""
 
-    own: Callable[[], Sequence[Image | Adopted]]
+    own: Callable[[], Sequence[Part]]
     """This rank's part."""
-    shared: Callable[[], Sequence[Image | Adopted]]
+    shared: Callable[[], Sequence[Part]]
     """What one rank writes for all."""
     of: Callable[[int], Sequence[Image] | None] = lambda rank: None
     """Another rank's part, from what it left on this machine; None if that is not enough."""
     inexact: Sequence[str] = ()
     """What of it is not exact, in words; complete once ``shared`` was called."""
+    settle: Callable[[], None] = lambda: None
+    """Waits until nothing of it is read from live state any more. The save may begin before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +104,12 @@ class Save:
     @property
     def name(self) -> str:
         return checkpoint_name(self.step)
+
+
+def _in_turn(parts: Sequence[Part]) -> Iterator[Image | Adopted]:
+    """Small files first, since they are made durable while large ones are written; those not yet known last."""
+    yield from sorted((part for part in parts if not isinstance(part, Pending)), key=lambda part: part.size)
+    yield from (part.outcome() for part in parts if isinstance(part, Pending))
 
 
 def _bounded(action: Callable[[], Manifest], limit: Deadline) -> Manifest:
@@ -231,12 +252,12 @@ class Saver:
     def _is_near(heir: dict[str, Any] | None) -> bool:
         return heir is None or heir["host"] == socket.gethostname()
 
-    def _put(self, backend: Backend, save: Save, images: Sequence[Image | Adopted], limit: Deadline) -> list[FileEntry]:
+    def _put(self, backend: Backend, save: Save, parts: Sequence[Part], limit: Deadline) -> list[FileEntry]:
         """Write the files durably."""
         entries: list[FileEntry] = []
         writer = FileWriter(limit, self._pool)
         try:
-            for image in images:
+            for image in _in_turn(parts):
                 if isinstance(image, Adopted):
                     if image.home not in (None, backend.uri):
                         continue
@@ -251,7 +272,7 @@ class Saver:
             writer.join()
         except BaseException:
             writer.abort()
-            self._pool = ChunkPool()  # the disk thread may hold chunks of the old one for as long as it hangs
+            self._pool = ChunkPool()  # the disk threads may hold chunks of the old one for as long as they hang
             raise
         return entries
 

@@ -123,7 +123,9 @@ class Job:
     seen: dict[int, int] = field(default_factory=dict)
 
     def said(self) -> str:
-        return self.log.read_text(errors="replace")
+        """Its log, each line once: every node of this machine repeats what the others say."""
+        lines = dict.fromkeys(self.log.read_text(errors="replace").splitlines())
+        return "\n".join(line for line in lines if "State API may be temporarily unavailable" not in line)
 
     def at(self, rank: int = 0) -> tuple[int, int, str]:
         """Step, process and node of the last word of a worker."""

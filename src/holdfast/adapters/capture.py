@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from holdfast.staging.arena import Arena, StagedImage
-from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_bytes
+from holdfast.staging.images import BytesImage, Pool, TensorImage
 from holdfast.staging.threads import for_each
 
 _LARGE = 16 << 10
@@ -169,7 +169,11 @@ def _copy(target: memoryview, source: memoryview) -> None:
     if len(source) < _LARGE or source.readonly:
         target[:] = source
     else:  # outside of the interpreter lock
-        copy_bytes(torch.frombuffer(target, dtype=torch.uint8), torch.frombuffer(source, dtype=torch.uint8))
+        ctypes.memmove(_address(target), _address(source), len(source))
+
+
+def _address(writable: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(writable))
 
 
 class _Recorder:

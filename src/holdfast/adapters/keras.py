@@ -9,29 +9,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.adapters import keras_callbacks
 from holdfast.adapters.claim import claim
-from holdfast.adapters.keras_fit import Fit, Mode
+from holdfast.adapters.keras_fit import Mode
+from holdfast.adapters.keras_hooks import FitHooks
 from holdfast.adapters.keras_run import KerasRun
-from holdfast.adapters.session import Place
 from holdfast.config import Settings, parse_bool
 from holdfast.home import default_location
 
 log = logging.getLogger("holdfast")
-
-
-class Hooks(Protocol):
-    """The patches of one framework."""
-
-    framework: Any
-
-    def install(self) -> None: ...
-
-    def place(self, model: Any, settings: Settings) -> Place: ...
-
-    def run(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any: ...
 
 
 class JITCheckpoint:
@@ -63,7 +51,7 @@ class JITCheckpoint:
         raise AttributeError(name)
 
 
-_installed: dict[int, Hooks] = {}
+_installed: dict[int, FitHooks] = {}
 _current: KerasRun | None = None
 _finished: dict[str, int] = {}
 """By location, the calls of fit that this process has finished."""
@@ -73,7 +61,7 @@ def install(module: Any) -> None:
     """Follow the ``fit`` of ``keras`` or ``tf_keras``, which was just imported."""
     if id(module) in _installed:
         return
-    hooks: Hooks
+    hooks: FitHooks
     if module.__name__.split(".")[0] == "tf_keras":
         from holdfast.adapters.keras_v2 import Hooks as Hooks2
 
@@ -95,7 +83,7 @@ def install_into_loaded() -> None:
             install(module)
 
 
-def train(hooks: Any, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
+def train(hooks: FitHooks, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
     """Called instead of ``fit``, with its arguments by name."""
     settings = _settings_for(arguments)
     if settings is None:
@@ -129,7 +117,7 @@ def _without(callbacks: Any) -> Any:
 
 
 def _looked_after(
-    hooks: Any, original: Callable[..., Any], model: Any, arguments: dict[str, Any], settings: Settings
+    hooks: FitHooks, original: Callable[..., Any], model: Any, arguments: dict[str, Any], settings: Settings
 ) -> Any:
     run = _run_for(hooks, model, settings)
     fit = run.begin(hooks.framework, model, arguments["initial_epoch"], arguments["epochs"])
@@ -144,7 +132,7 @@ def _looked_after(
     return history
 
 
-def _run_for(hooks: Any, model: Any, settings: Settings) -> KerasRun:
+def _run_for(hooks: FitHooks, model: Any, settings: Settings) -> KerasRun:
     """The run of this process at that location; one at another location ends where a new one begins."""
     global _current
     location = os.path.abspath(settings.dir or default_location())

@@ -171,13 +171,10 @@ class EpochData:
         """
         if not self._creates_seeds:
             return frozenset()
-        expected = dict(self._random)
-        adapter = self.iterator.data_adapter
+        adapter, shuffled = self.iterator.data_adapter, 0
         if getattr(adapter, "py_dataset", None) is not None and adapter.shuffle and adapter.enqueuer is None:
-            # Keras' own shuffle is no reading ahead: it comes once, when the pass begins.
-            expected["python"] = keras_random.after_shuffle(expected["python"], adapter.num_batches or 0)
-        now = keras_random.capture()
-        return frozenset(name for name, value in now.items() if not keras_random.same(value, expected.get(name)))
+            shuffled = adapter.num_batches or 0  # Keras' own shuffle comes once, when the pass begins
+        return keras_random.drawn_since(self._random, shuffled)
 
     def repeat_all(self, saved: dict[str, Any]) -> None:
         """All of a fit that is not trained again has been read: the next one finds the data as it left it."""

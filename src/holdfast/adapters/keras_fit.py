@@ -256,9 +256,7 @@ class Fit:
         self._loaded, self._weights = state, weights
         if state["finished"] and not self._is_longer(state):
             self.mode = Mode.DONE
-        elif state["stopped"] and not state["batch"]:
-            self.mode = Mode.END
-        elif state["epoch"] >= self.epochs:
+        elif (state["stopped"] and not state["batch"]) or state["epoch"] >= self.epochs:
             self.mode = Mode.END
         else:
             self.mode = Mode.GO_ON
@@ -331,13 +329,16 @@ class Fit:
 @contextlib.contextmanager
 def shadow(target: Any, **methods: Any) -> Iterator[None]:
     """Let an object have other methods than its class; plain assignment would have Keras track them."""
+    before = {name: vars(target)[name] for name in methods if name in vars(target)}
     for name, method in methods.items():
         object.__setattr__(target, name, method)
     try:
         yield
     finally:
         for name in methods:
-            with contextlib.suppress(AttributeError):
+            if name in before:
+                object.__setattr__(target, name, before[name])
+            else:
                 object.__delattr__(target, name)
 
 
@@ -350,4 +351,6 @@ def numbers(logs: Any) -> dict[str, Any]:
         with contextlib.suppress(Exception):
             array = np.asarray(value)
             plain[str(name)] = array.item() if array.ndim == 0 and array.dtype.kind in "biuf" else array
-    return {name: value for name, value in plain.items() if not isinstance(value, np.ndarray) or value.dtype.kind in "biuf"}
+    return {
+        name: value for name, value in plain.items() if not isinstance(value, np.ndarray) or value.dtype.kind in "biuf"
+    }

@@ -49,8 +49,13 @@ def restore(state: dict[str, Any]) -> None:
         generator.state.assign(state["tensorflow"])
 
 
-def after_shuffle(state: dict[str, Any], count: int) -> dict[str, Any]:
-    """Python's stream, as it is after so many things were shuffled."""
+def drawn_since(before: dict[str, Any], shuffled: int) -> frozenset[str]:
+    """The streams that were drawn from since ``before``, but for a shuffle of so many things with Python's own."""
+    expected = {**before, "python": _after_shuffle(before["python"], shuffled)}
+    return frozenset(name for name, value in capture().items() if not same(value, expected.get(name)))
+
+
+def _after_shuffle(state: dict[str, Any], count: int) -> dict[str, Any]:
     generator = random.Random()
     generator.setstate(_python_state(state))
     generator.shuffle(list(range(count)))

@@ -333,4 +333,3 @@ def _tree(checkpoint: Checkpoint, entry: FileEntry) -> dict[str, Any]:
     if not isinstance(tree, dict) or "fit" not in tree:
         raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path} is not what Keras training leaves")
     return tree
-

@@ -20,6 +20,12 @@ def replicas(variable: Any) -> list[Any] | None:
     return list(values) if isinstance(values, list | tuple) and values and hasattr(values[0], "assign") else None
 
 
+def differs_by_replica(variable: Any) -> bool:
+    """Whether the copies of a variable go different ways, and are put together only where it is read."""
+    inner = getattr(variable, "_value", variable)
+    return replicas(variable) is not None and type(inner).__name__ == "SyncOnReadVariable"
+
+
 def read(variable: Any) -> Any:
     """The value of a variable; those of its copies where it has several. Asks no other process."""
     copies = replicas(variable)

@@ -7,10 +7,7 @@ the data iterator and of the list of callbacks. What is followed from there on a
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import io
-import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,11 +17,10 @@ import numpy as np
 from holdfast.adapters import keras_tensorflow
 from holdfast.adapters.keras_data import EpochData, watch_evaluation
 from holdfast.adapters.keras_fit import Fit, Mode, shadow
+from holdfast.adapters.keras_hooks import FitHooks, Train
 from holdfast.adapters.session import Place
 from holdfast.agree import LocalBoard
 from holdfast.config import Settings
-
-log = logging.getLogger("holdfast")
 
 
 class Keras3:
@@ -162,138 +158,47 @@ class Keras3:
         return found
 
 
-class Hooks:
-    """The patches, and the ``fit`` that they act for."""
+class Hooks(FitHooks):
+    """The patches."""
 
-    def __init__(self, keras: Any, train: Callable[..., Any]) -> None:
-        self.framework = Keras3(keras)
-        self.fit: Fit | None = None
-        self._train = train
+    def __init__(self, keras: Any, train: Train) -> None:
+        super().__init__(Keras3(keras), train)
 
     def install(self) -> None:
         from keras.src.callbacks.callback_list import CallbackList
         from keras.src.trainers.epoch_iterator import EpochIterator
 
         model = self.framework.keras.Model
-        trainer = next(base for base in model.__mro__ if "fit" in vars(base))
-        trainer.fit = self._followed_fit(trainer.fit)
-        EpochIterator.__init__ = self._after(EpochIterator.__init__, self._on_iterator)
-        CallbackList.__init__ = self._after(CallbackList.__init__, self._on_callbacks)
+        self.patch(next(base for base in model.__mro__ if "fit" in vars(base)), EpochIterator, CallbackList)
 
     def place(self, model: Any, settings: Settings) -> Place:
         return Place(0, 1, LocalBoard())
 
-    def _followed_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                arguments = signature.bind(model, *args, **kwargs)
-            except TypeError:
-                return original(model, *args, **kwargs)
-            arguments.apply_defaults()
-            return self._train(self, original, model, arguments.arguments)
-
-        return fit
-
-    def _after(self, original: Callable[..., None], then: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def init(target: Any, *args: Any, **kwargs: Any) -> None:
-            original(target, *args, **kwargs)
-            if self.fit is not None and self.fit.is_mine():
-                then(self.fit, target)
-
-        return init
-
-    def _on_iterator(self, fit: Fit, iterator: Any) -> None:
-        """The first one that fit makes is for training; all others are for validation, and for what callbacks do."""
+    def on_data(self, fit: Fit, iterator: Any) -> None:
         if fit.data is None:
             fit.data = EpochData(fit, iterator, creates_seeds=self.framework.backend == "tensorflow")
         else:
             watch_evaluation(fit, iterator)
 
-    def _on_callbacks(self, fit: Fit, callbacks: Any) -> None:
-        if fit.callbacks is None and getattr(callbacks, "_history", None) is not None:
-            fit.callbacks = callbacks
-            follow_callbacks(fit, callbacks)
-
-    def run(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
-        """Call Keras' own fit, so that it goes on where the last attempt was."""
-        model = fit.model
-        if fit.mode is Mode.DONE:
-            return self._repeat_end(original, fit, arguments)
-        before = getattr(model, "_initial_epoch", None)
-        self.fit = fit
-        try:
-            with self._begun_later(fit):
-                return original(**{**arguments, "self": model})
-        finally:
-            self.fit = None
-            model._initial_epoch = before
-
     @contextlib.contextmanager
-    def _begun_later(self, fit: Fit) -> Iterator[None]:
+    def begun_later(self, fit: Fit) -> Iterator[None]:
         model = fit.model
-        if fit.mode is Mode.ANEW:
-            yield
-            return
         wanted = fit.epoch if fit.mode is Mode.GO_ON else fit.epochs
-        result = model._get_metrics_result_or_logs
+        before, result = getattr(model, "_initial_epoch", None), model._get_metrics_result_or_logs
 
         def with_logs(logs: Any) -> Any:
-            # Where no batch was left of the epoch, fit has no logs of a last step; the step was in another process.
+            # Where no batch was left of the epoch, fit has no logs of a last step: that was in another process.
             return result(logs or fit.logs or {})
 
         def set_epoch() -> None:
             model._initial_epoch = wanted
 
         fit.before_first_epoch = set_epoch
-        with shadow(model, _get_metrics_result_or_logs=with_logs):
-            yield
-
-    def _repeat_end(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
-        """Nothing is left to do: bring everything to where that fit had left it, and return what it returned."""
-        model = fit.model
-        self.fit = fit
         try:
-            nothing = {"self": model, "callbacks": None, "verbose": 0, "initial_epoch": fit.epochs}
-            history = original(**{**arguments, **nothing})
+            with shadow(model, _get_metrics_result_or_logs=with_logs):
+                yield
         finally:
-            self.fit = None
-        fit.restore_end(arguments.get("callbacks"), history)
-        return history
+            model._initial_epoch = before
 
-
-def follow_callbacks(fit: Fit, callbacks: Any) -> None:
-    """Hear what the list of callbacks hears, in the training thread, before or after all of them."""
-    tell = {name: getattr(callbacks, name) for name in ("on_train_begin", "on_epoch_begin", "on_epoch_end")}
-    batch_end, test_begin, train_end = callbacks.on_train_batch_end, callbacks.on_test_begin, callbacks.on_train_end
-
-    def on_train_begin(logs: Any = None) -> None:
-        tell["on_train_begin"](logs)
-        fit.on_train_begin()
-
-    def on_epoch_begin(epoch: int, logs: Any = None) -> None:
-        tell["on_epoch_begin"](epoch, logs)
-        fit.on_epoch_begin(epoch)
-
-    def on_train_batch_end(batch: int, logs: Any = None) -> None:
-        fit.told = True
-        fit.logs = logs
-        batch_end(batch, logs)
-
-    def on_test_begin(logs: Any = None) -> None:
-        fit.end_pass()
-        test_begin(logs)
-
-    def on_epoch_end(epoch: int, logs: Any = None) -> None:
-        fit.end_pass()
-        tell["on_epoch_end"](epoch, logs)
-        fit.on_epoch_end(epoch, logs)
-
-    def on_train_end(logs: Any = None) -> None:
-        train_end(logs if logs is not None else fit.epoch_logs or None)
-
-    for method in (on_train_begin, on_epoch_begin, on_train_batch_end, on_test_begin, on_epoch_end, on_train_end):
-        object.__setattr__(callbacks, method.__name__, method)
+    def repeat_end(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
+        return original(**{**arguments, "callbacks": None, "verbose": 0, "initial_epoch": fit.epochs})

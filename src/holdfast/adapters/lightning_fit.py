@@ -21,7 +21,7 @@ from holdfast.adapters.place import torch_place
 from holdfast.adapters.restore import _adapted
 from holdfast.adapters.state import Objects, rank_file, read_tree
 from holdfast.config import Settings
-from holdfast.errors import CheckpointCorruptError, Preempted
+from holdfast.errors import CheckpointCorruptError, Preempted, StoreError
 from holdfast.home import default_location
 from holdfast.progress import Progress
 from holdfast.store.checkpoints import Checkpoint
@@ -96,6 +96,7 @@ class Fit:
         self._mine: dict[str, Any] = {}
         self._resuming = False
         self._first = True
+        self._trains = False
         self._max_steps = -1
 
     # ------------------------------------------------------------------ the start
@@ -227,8 +228,7 @@ class Fit:
         if self._first:
             self._first = False
             steps.first_batch()
-            assert self.host is not None
-            self.host.tell_training(steps.step)
+            self._tell_training()
         step = epoch_loop.global_step
         if step == steps.step:
             return  # gradients are being accumulated
@@ -257,11 +257,16 @@ class Fit:
         fit_loop._last_train_dl_reload_epoch = run["reload_epoch"]
         trainer.should_stop = run["stop"]
         self._put_values()
-        self.host.tell_training(self.steps.step)
+        self._tell_training()
         self._first = False
         self.steps.first_batch()
         if self._mine["random"] is not None:
             rng.restore(self._mine["random"])
+
+    def _tell_training(self) -> None:
+        if self.host is not None and self.steps is not None and not self._trains:
+            self._trains = True
+            self.host.tell_training(self.steps.step)
 
     def _put_values(self) -> None:
         trainer, mine = self.trainer, self._mine
@@ -279,7 +284,10 @@ class Fit:
         self.steps.over = True
         self.steps.at_end = True
         self.steps.step = self.trainer.global_step
-        self.host.engine.finish(self.steps.step)
+        try:
+            self.host.engine.finish(self.steps.step)
+        except Exception as error:  # what the script does with its model is worth more
+            log.error("the end of the run could not be saved: %s", error, exc_info=not isinstance(error, StoreError))
 
     def crashed(self, error: BaseException) -> None:
         assert self.steps is not None

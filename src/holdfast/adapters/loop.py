@@ -5,7 +5,6 @@ The hot path is :meth:`Loop.boundary`: one record in the black box and one compa
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from typing import Any
@@ -17,13 +16,13 @@ from holdfast.adapters.blackbox import BlackBox, Record, read_box
 from holdfast.adapters.buffers import KeptBuffers, read_kept
 from holdfast.adapters.data import Batches
 from holdfast.adapters.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
+from holdfast.adapters.unchanged import Comparison
 from holdfast.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.engine import Engine
 from holdfast.saving import Adopted, Files, Saver
 from holdfast.staging.arena import Arena
 from holdfast.staging.images import TensorImage
-from holdfast.staging.threads import for_each
-from holdfast.store.pipeline import digest_of
+from holdfast.store.manifest import Manifest
 
 Place = tuple[int, int, dict[str, Batches]]
 
@@ -210,13 +209,24 @@ class Loop:
             buffers = self._buffers_at(step, at_boundary, inexact)
             images = self.objects.shared_images(run, buffers, at_boundary=at_boundary)
             self._size = total_bytes(images)
-            return self._with_adopted(images)
+            return images
 
         if live:
-            return Files(own=own, shared=shared, of=lambda rank: self._part_of(rank, step), inexact=inexact)
+            return Files(
+                own=own,
+                shared=lambda: Comparison(shared(), self._committed()).parts(),
+                of=lambda rank: self._part_of(rank, step),
+                inexact=inexact,
+            )
         own_staged = self._stage(own())
-        shared_staged = self._stage(shared()) if self.rank == 0 else []
-        return Files(own=lambda: own_staged, shared=lambda: shared_staged)
+        if self.rank:
+            return Files(own=lambda: own_staged, shared=list)
+        comparison = Comparison(shared(), self._committed(), self._stage)
+        shared_staged = comparison.parts()
+        return Files(own=lambda: own_staged, shared=lambda: shared_staged, settle=comparison.settle)
+
+    def _committed(self) -> Manifest | None:
+        return self.saver.committed if self.saver is not None else None
 
     def _own_tree(self, record: Record | None) -> dict[str, Any]:
         """What belongs to this rank: as it is now, or as ``record`` has it."""
@@ -261,26 +271,6 @@ class Loop:
     def _stage(self, images: list[Any]) -> list[Any]:
         copied = iter(self._arena.stage([image for image in images if not isinstance(image, Adopted)]))
         return [image if isinstance(image, Adopted) else next(copied) for image in images]
-
-    def _with_adopted(self, images: list[Any]) -> list[Any]:
-        """A file that the last committed checkpoint holds already is not copied and not written again.
-
-        That is known by its checksum alone: what torch counts as a tensor's version does not see changes by ``.data``.
-        """
-        committed = self.saver.committed if self.saver is not None else None
-        if committed is None:
-            return images
-        entries = {(entry.path, entry.size): entry for entry in committed.files}
-        adopted: dict[str, Adopted] = {}
-
-        def compare(image: Any) -> None:
-            entry = entries.get((image.path, image.size))
-            if entry is not None and digest_of(image.pieces()) == entry.checksum:
-                source, path = (committed.name, entry.path) if entry.ref is None else entry.ref.split("/", 1)
-                adopted[image.path] = Adopted(image.path, image.size, dataclasses.replace(entry, path=path), source)
-
-        for_each(compare, [image for image in images if not image.volatile])
-        return [adopted.get(image.path, image) for image in images]
 
     def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
         """Another rank's part, from its black box on this machine."""

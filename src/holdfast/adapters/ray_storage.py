@@ -5,10 +5,13 @@ checkpoints of its own may begin with one of these, and the loop that is recorde
 one. So each beginning has a location of its own: ``holdfast`` where the function began from scratch,
 ``holdfast/from-<checkpoint>`` where it began with that checkpoint. A note for every checkpoint that is reported
 says at which step of which recording that was; so it is known what is newer, the script's own or ours.
+
+Where the script loads just-in-time checkpoints itself, such a checkpoint is one that it begins with, like its own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -26,6 +29,8 @@ FOLDER = "holdfast"
 _NOTES = "reports"
 _UNNAMED = re.compile(r"ray_train_run-\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 _SCHEMES = {"s3": "s3://", "gcs": "gs://", "abfs": "az://"}
+_OURS = "jit:"
+"""Begins the name of a just-in-time checkpoint that the training function begins with; its location follows."""
 
 
 def is_unnamed(context: Any) -> bool:
@@ -48,6 +53,12 @@ def location_of(context: Any) -> str:
         f"{kind!r}, which holdfast cannot write to; set HOLDFAST_DIR to a path that all workers share, or to an "
         f"s3://, gs:// or az:// URI"
     )
+
+
+def uri_of(checkpoint: Any) -> str:
+    """Where a checkpoint of Ray's lies, as a path or a URI."""
+    kind = checkpoint.filesystem.type_name
+    return str(checkpoint.path) if kind == "local" else f"{_SCHEMES.get(kind, kind + '://')}{checkpoint.path}"
 
 
 def run_id_of(context: Any) -> str:
@@ -73,9 +84,11 @@ class Origin:
     location: str
     """Of the just-in-time checkpoints that belong to this beginning."""
     base: str | None
-    """Name of the reported checkpoint that it begins with; None: from scratch."""
+    """Name of the checkpoint that it begins with, a reported one or one of ours; None: from scratch."""
     step: int | None = None
     """Of the newest just-in-time checkpoint, up to which it is resumed; None: there is none."""
+    before: int = 0
+    """Steps that one of ours, if it begins with that, holds already: they are counted on from there."""
 
 
 class Reports:
@@ -110,6 +123,8 @@ class Reports:
         """A checkpoint of Ray's by its name; None if it is not there any more."""
         from ray.train import Checkpoint
 
+        if name.startswith(_OURS):
+            return Checkpoint(name.removeprefix(_OURS))
         path = f"{self._storage.experiment_fs_path}/{name}"
         filesystem = self._storage.storage_filesystem
         if filesystem.get_file_info(path).type.name == "NotFound":
@@ -117,11 +132,20 @@ class Reports:
         return Checkpoint(path=path, filesystem=filesystem)
 
 
-def choose_origin(root: str, latest: str | None, reports: Reports) -> Origin:
+def choose_origin(root: str, latest: str | None, reports: Reports, *, hand_over: bool = False) -> Origin:
     """Where to begin, given the newest checkpoint that was reported: there, or where its recording began.
 
-    The latter, if a just-in-time checkpoint is at least as new.
+    The latter, if a just-in-time checkpoint is at least as new. ``hand_over``: instead of being resumed up to that
+    one, the training function begins with it.
     """
+    origin = _newest(root, latest, reports)
+    while hand_over and origin.step is not None:
+        name = f"{_OURS}{origin.location}/checkpoint-{origin.step}"
+        origin = dataclasses.replace(_at(root, name), before=origin.step)
+    return origin
+
+
+def _newest(root: str, latest: str | None, reports: Reports) -> Origin:
     own = _at(root, latest)
     if latest is None or own.step is not None:
         return own
@@ -145,6 +169,11 @@ def choose_origin(root: str, latest: str | None, reports: Reports) -> Origin:
 
 
 def _at(root: str, base: str | None) -> Origin:
-    location = root if base is None else f"{root.rstrip('/')}/from-{base}"
+    """The beginning with ``base``."""
+    location = root
+    if base is not None:
+        ours = base.startswith(_OURS)
+        name = f"jit-{hashlib.sha256(base.encode()).hexdigest()[:12]}" if ours else base
+        location = f"{root.rstrip('/')}/from-{name}"
     newest = next(iter(whole([open_backend(location)])), None)
     return Origin(location, base, None if newest is None else newest.step)

@@ -27,6 +27,7 @@ from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 from ray.train.v2.api.preemption import PreemptionInfo
 
 from holdfast.adapters import registry
+from holdfast.adapters.loop import Loop
 from holdfast.adapters.ray_drain import DrainSource, draining
 from holdfast.adapters.ray_marker import Marker, leave_marker, remove_marker
 from holdfast.adapters.ray_reports import Reporting, note_reports
@@ -69,11 +70,15 @@ class Worker:
             settings.dir or location_of(self.context),
             None if latest is None else self.reports.name_of(latest),
             self.reports,
+            hand_over=settings.ray_get_checkpoint == "jit",
         )
+        if self.origin.before:
+            self.context.checkpoint = self.reports.checkpoint(self.origin.base or "")
         # Whatever trains in this worker, another framework's adapter perhaps, finds the same settings.
         os.environ["HOLDFAST_ENABLED"] = "1"
         os.environ["HOLDFAST_DIR"] = self.origin.location
         os.environ["HOLDFAST_RUN_ID"] = settings.run_id or run_id_of(self.context)
+        self._restarted = restarted
         if restarted:
             os.environ["HOLDFAST_RESUME"] = "auto"  # what is there now is of this job, which may have begun anew
         self.settings = Settings.load()
@@ -96,7 +101,7 @@ class Worker:
     def begin(self) -> None:
         """Before the training function is started."""
         listen(self.settings.signals)
-        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self.engines.append))
+        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self._started))
         for adapter in registry.ADAPTERS:  # of frameworks that this process imported before it was told to act
             for trigger in adapter.triggers:
                 if adapter.name not in ("ray", "replay") and trigger in sys.modules:
@@ -112,7 +117,7 @@ class Worker:
         runner.run = run_followed
         name, world = self.context.get_experiment_name(), self.context.get_world_size()
         leave_marker(Marker(name=name, location=self.origin.location, rank=self.rank, world=world))
-        if self.rank == 0 and is_unnamed(self.context):
+        if self.rank == 0 and is_unnamed(self.context) and not self._restarted:
             log.warning(
                 "this run has no name, so no other job will go on from its checkpoints; Ray's own restarts of its "
                 "workers do. RunConfig(name=…) gives it one"
@@ -183,7 +188,12 @@ class Worker:
             self._leave()
             time.sleep(0.2)
 
-    # ------------------------------------------------------------------ notices
+    # ------------------------------------------------------------------ told by what trains here
+
+    def _started(self, engine: Engine) -> None:
+        self.engines.append(engine)
+        if self.origin.before and isinstance(engine.training, Loop):
+            engine.training.step = self.origin.before
 
     def _sources(self) -> Sequence[NoticeSource]:
         return [DrainSource(functools.partial(draining, self.node), self._told)]

@@ -35,6 +35,9 @@ _SKIPPED = (str, bytes, int, float, complex, bool, type(None), type, ModuleType,
 _MACHINERY = {"_parameters", "_buffers", "_modules"}
 """Attributes of a module that a checkpoint holds anyway."""
 
+_HANDLED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.utils.data.DataLoader)
+_CLOSED = ("torch.", "numpy", "holdfast.", "builtins", "_")
+
 Found = dict[str, Any]
 
 
@@ -42,7 +45,7 @@ class Frames:
     """Finds what the frames of one thread hold."""
 
     def __init__(self) -> None:
-        self._constant: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._constant: dict[int, tuple[Any, int]] = {}
 
     def note_constants(self, frame: FrameType | None) -> None:
         """Large tensors that are there now, such as a dataset, are made by the script again; if they stay as they are,
@@ -52,7 +55,7 @@ class Frames:
                 self._constant[id(value)] = (weakref.ref(value), value._version)
 
     def find(self, frame: FrameType | None, known: set[int]) -> Found:
-        """By name, what the frames outward from ``frame`` reach; ``known``: addresses of memory that is saved anyway."""
+        """By name, what the frames from ``frame`` outward reach; ``known``: memory that is saved anyway."""
         found: Found = {}
         visited: set[int] = set()
         for number, one in enumerate(reversed(list(_script_frames(frame)))):
@@ -78,8 +81,8 @@ class Frames:
             self._walk(item, f"{path}{name}", depth + 1, found, visited, known)
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
-        noted = self._constant.get(id(tensor))
-        return noted is not None and noted[0]() is tensor and noted[1] == tensor._version
+        reference, version = self._constant.get(id(tensor), (lambda: None, -1))
+        return reference() is tensor and bool(version == tensor._version)
 
     def content(self, frame: FrameType | None, known: set[int]) -> dict[str, Any]:
         """What a checkpoint holds of them."""
@@ -125,10 +128,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             for key, item in list(vars(module).items()):
                 if key not in _MACHINERY and not key.startswith("_forward") and not key.startswith("_backward"):
                     yield f".{name}.{key}" if name else f".{key}", item
-    elif not isinstance(value, torch.optim.Optimizer | torch.utils.data.DataLoader | torch.optim.lr_scheduler.LRScheduler):
-        if not type(value).__module__.startswith(("torch.", "numpy", "holdfast.", "_", "builtins")):
-            for key, item in list(getattr(value, "__dict__", {}).items()):
-                yield f".{key}", item
+    elif not isinstance(value, _HANDLED) and not type(value).__module__.startswith(_CLOSED):
+        for key, item in list(getattr(value, "__dict__", {}).items()):
+            yield f".{key}", item
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -181,7 +183,9 @@ def _restore(value: Any, state: Any) -> bool:
     elif isinstance(value, random.Random):
         value.setstate(state)
     elif _is_array(value):
-        if not _is_array(state) or state.shape != value.shape or state.dtype != value.dtype or not value.flags.writeable:
+        if not _is_array(state) or (state.shape, state.dtype) != (value.shape, value.dtype):
+            return False
+        if not value.flags.writeable:
             return False
         value[...] = state
     elif hasattr(value, "bit_generator"):
@@ -194,7 +198,7 @@ def _restore(value: Any, state: Any) -> bool:
 def _restore_tensor(tensor: torch.Tensor, state: Any) -> bool:
     if not isinstance(state, torch.Tensor) or state.dtype != tensor.dtype:
         return False
-    if state.shape == tensor.shape:
+    if state.shape == tensor.shape and 0 not in tensor.stride():
         tensor.data.copy_(state)
     else:
         tensor.data = state.to(tensor.device)  # the last batch of a pass, say, which is smaller

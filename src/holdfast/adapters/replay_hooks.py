@@ -63,12 +63,22 @@ class Hooks:
             self._after(kind, "__init__", functools.partial(watcher.made, "scheduler"))
         scaler = torch.amp.GradScaler
         self._after(scaler, "__init__", functools.partial(watcher.made, "scaler"))
-        self._around(scaler, "step", lambda real: lambda one, optimizer, *args, **options: (
-            watcher.scaler_step(one, optimizer, functools.partial(real, one, optimizer, *args, **options))
-        ))
-        self._around(scaler, "update", lambda real: lambda one, *args, **options: (
-            watcher.scaler_update(one, functools.partial(real, one, *args, **options))
-        ))
+        self._around(
+            scaler,
+            "step",
+            lambda real: (
+                lambda one, optimizer, *args, **options: watcher.scaler_step(
+                    one, optimizer, functools.partial(real, one, optimizer, *args, **options)
+                )
+            ),
+        )
+        self._around(
+            scaler,
+            "update",
+            lambda real: (
+                lambda one, *args, **options: watcher.scaler_update(one, functools.partial(real, one, *args, **options))
+            ),
+        )
         self.watch_loaders()
         self._handles = [
             register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: watcher.before_step(optimizer)),

@@ -24,8 +24,10 @@ from holdfast.adapters.replay_frames import Frames, addresses
 from holdfast.adapters.replay_objects import Registry
 from holdfast.adapters.replay_seen import Seen, read_mirror
 from holdfast.adapters.replay_trace import AFTER, Trace, table_of
+from holdfast.adapters.session import Place
 from holdfast.adapters.state import Objects, rank_file, read_tree, tree_image, write_tree
 from holdfast.boxes import BOUNDARY, IN_FLIGHT
+from holdfast.config import Settings
 from holdfast.saving import Files
 from holdfast.staging.images import TensorImage
 
@@ -49,9 +51,10 @@ class Followed(Loop):
     """The position of a loop that is followed from outside."""
 
     def __init__(
-        self, registry: Registry, trace: Trace, seen: Seen, box: BlackBox, rank: int, *, rescue: bool, incremental: bool
+        self, registry: Registry, trace: Trace, seen: Seen, box: BlackBox, place: Place, settings: Settings
     ) -> None:
-        super().__init__(Objects({}, rank, incremental=incremental), box, rank, rescue=rescue)
+        rank, incremental = place.rank, settings.save_type == "incremental"
+        super().__init__(Objects({}, rank, incremental=incremental), box, rank, rescue=settings.rescue)
         self.registry = registry
         self.trace = trace
         self.seen = seen
@@ -65,24 +68,33 @@ class Followed(Loop):
         """The one that gave the last batch."""
         self.start: dict[str, Any] = {}
         """The random state as the loop began."""
-        self.incremental = incremental
+        self.main: torch.nn.Module | None = None
+        """The model that is trained, or the first of them."""
+        self._incremental = incremental
+        self._alone = place.world == 1
         self.broken: FrameType | None = None
         """Where the script was when it was thrown out of its loop."""
         self.resting = False
         """Whether what the loop does now belongs to the step that is complete."""
         self._point = (AFTER, 0, 0, 0, 0)
+        self._since: dict[int, Batches] = {}
+        """Passes that have ended since."""
 
     # ------------------------------------------------------------------ called by the training thread
 
     def adopt(self) -> None:
         """Look at what the script has made so far: from now on that is the state."""
         self.unhook()
-        self.objects = self.registry.objects(self.rank, incremental=self.incremental)
+        self.objects = self.registry.objects(self.rank, incremental=self._incremental)
         self.objects.check()
         self._tracked = self.objects.tracked
         if self.saver is not None:
             self.saver.replicated = not self.objects.sharded
         models = self.objects.models.values()
+        self.main = next(iter(models), None)
+        if self._rescue and not self._alone:
+            self._hooks += [model.register_forward_hook(self._after_forward) for model in models]
+        self.watch_buffers()
         self._size = 3 * sum(value.nbytes for model in models for value in (*model.parameters(), *model.buffers()))
 
     def note(self, side: int) -> None:
@@ -97,6 +109,8 @@ class Followed(Loop):
         self._note(BOUNDARY, self.step, trace.events * 2 + side, len(trace.table), delivered)
         self._point = (side, trace.events, trace.digest, self.step, len(self.seen.values))
         self.seen.mark(trace.events)
+        if self._since:
+            self._since.clear()
         if self._buffers is not None:
             self._buffers.keep(self.step)
         if self._tracked:
@@ -111,6 +125,8 @@ class Followed(Loop):
         self.dirty = False
 
     def _note_in_flight(self) -> None:
+        if self._alone:
+            return
         # The point that this becomes if all goes well: after the step, which is one more event.
         delivered = 0
         latest = self.latest() if self.latest is not None else None
@@ -136,6 +152,12 @@ class Followed(Loop):
 
     def end_pass(self, one: Pass) -> None:
         self.passes = [ref for ref in self.passes if ref() not in (None, one)]
+        self.forget(one)
+
+    def forget(self, one: Pass) -> None:
+        """The script has no more use for this pass; but the last point may be inside it."""
+        if one.batches is not None:
+            self._since[one.number] = one.batches
 
     def leave_base(self) -> None:
         """Leave beside the black box what does not change until another pass begins."""
@@ -150,8 +172,15 @@ class Followed(Loop):
 
     # ------------------------------------------------------------------ asked by the engine, from any thread
 
+    def soonest(self) -> int:
+        # Alone, a loop without a loader may be stopped inside an evaluation: there is nobody to agree with.
+        return self.step if self._alone and self._evaluates() else super().soonest()
+
     def rests_at(self, step: int) -> bool:
-        return self.resting and self.step == step
+        return self.step == step and (self.resting or (self._alone and self._evaluates()))
+
+    def _evaluates(self) -> bool:
+        return self.main is not None and not self.main.training and not self.dirty and self.step > 0
 
     def _own_tree(self, record: Record | None) -> dict[str, Any]:
         side, events, digest, step, seen = self._point
@@ -159,9 +188,10 @@ class Followed(Loop):
             str(number): [generator.get_state() for generator in _generators(loader)]
             for number, loader in self.closed_loaders().items()
         }
+        going_on = {one.number: one.batches for one in self.open_passes() if one.batches is not None}
         return {
             "random": rng.capture() if record is None else record.random,
-            "positions": {str(one.number): one.batches.position() for one in self.open_passes() if one.batches},
+            "positions": {str(number): batches.position() for number, batches in {**self._since, **going_on}.items()},
             "epoch": self.place[0],
             "passes": len(self.trace.table),
             "follow": {
@@ -210,7 +240,9 @@ class Followed(Loop):
             )
             for name, optimizer in self.objects.optimizers.items()
         }
-        return {**super()._run_tree(step, own), "follow": {"version": VERSION, "gradients": gradients}}
+        names = [*self.objects.models, *self.objects.optimizers, *self.objects.small]
+        follow = {"version": VERSION, "gradients": gradients, "names": names}
+        return {**super()._run_tree(step, own), "follow": follow}
 
     def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
         """Another rank's part, from what it left on this machine."""

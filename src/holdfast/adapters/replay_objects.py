@@ -27,8 +27,11 @@ class Registry:
         self._prune_at = _PRUNE_AT
         self._orders: weakref.WeakKeyDictionary[torch.nn.Module, GradientOrder] = weakref.WeakKeyDictionary()
         self.tracked: list[Any] = []
+        self.version = 0
+        """Changes with everything that is made."""
 
     def note_module(self, module: torch.nn.Module) -> None:
+        self.version += 1
         self._modules.append(weakref.ref(module))
         if len(self._modules) > self._prune_at:  # modules that are made in a forward pass come and go
             self._modules = [ref for ref in self._modules if ref() is not None]
@@ -42,6 +45,16 @@ class Registry:
         refs = self._others[kind]
         if not any(ref() is thing for ref in refs):
             refs.append(weakref.ref(thing))
+            self.version += 1
+
+    def track(self, thing: Any) -> None:
+        """Something of the user's own with a state."""
+        if not any(known is thing for known in self.tracked):
+            self.tracked.append(thing)
+            self.version += 1
+
+    def orders(self) -> list[GradientOrder]:
+        return list(self._orders.values())
 
     def alive(self, kind: str) -> list[Any]:
         return [thing for ref in self._others[kind] if (thing := ref()) is not None]

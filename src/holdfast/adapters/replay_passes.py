@@ -27,6 +27,7 @@ class Guide(Protocol):
     trace: Trace
     replaying: bool
     busy: bool
+    fetched: bool
 
     def before_fetch(self, one: Pass) -> None: ...
     def after_end(self, one: Pass) -> None: ...
@@ -41,7 +42,10 @@ class Watched(Pass):
         self.delivered = 0
         """Batches that a replay has handed out."""
         self._guide = guide
-        self._self = weakref.ref(self)
+        self.reference: weakref.ref[Pass] = weakref.ref(self)
+
+    def __del__(self) -> None:
+        self._guide.loop.forget(self)
 
     def __iter__(self) -> Watched:
         return self
@@ -78,14 +82,15 @@ class Watched(Pass):
         finally:
             guide.busy = False
         guide.trace.fetch(self.number)
-        loop.latest = self._self
+        loop.latest = self.reference
+        guide.fetched = True
         if batches.delivered == 1:
             loop.leave_base()
         return batch
 
 
 def plain_view(loader: Any) -> Any:
-    """A loader that :class:`Batches` knows how to continue at any batch: subclasses of DataLoader as far as possible."""
+    """A loader that :class:`Batches` can continue at any batch: subclasses of DataLoader as far as possible."""
     if type(loader) is DataLoader or is_stateful_dataloader(loader) or not issubclass(type(loader), DataLoader):
         return loader
     own = ("_get_iterator", "_auto_collation", "_index_sampler")
@@ -105,15 +110,15 @@ class Samples:
         self._known: dict[Any, Any] = {}
         self._kept: list[Any] = []
 
-    def of(self, loader: Any, real: Any) -> Any:
+    def of(self, loader: Any) -> Any:
         key = (id(loader.dataset), loader.batch_size, id(loader.collate_fn), id(type(loader)))
         if key not in self._known:
             self._kept.append((loader.dataset, loader.collate_fn))  # so that their ids stay theirs
-            self._known[key] = _first_batch(loader, real)
+            self._known[key] = _first_batch(loader)
         return clone_batch(self._known[key])
 
 
-def _first_batch(loader: Any, real: Any) -> Any:
+def _first_batch(loader: Any) -> Any:
     view = plain_view(loader)
     if type(view) is DataLoader and view.num_workers:
         changes: dict[str, Any] = {
@@ -126,7 +131,7 @@ def _first_batch(loader: Any, real: Any) -> Any:
             "_iterator": None,
         }
         try:
-            return next(real(loader_like(view, DataLoader, changes)))
+            return next(iter(loader_like(view, DataLoader, changes)))
         except Exception:  # a dataset that only its workers can open
             pass
-    return next(iter(real(loader)))
+    return next(iter(loader))

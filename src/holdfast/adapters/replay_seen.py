@@ -163,7 +163,7 @@ class Seen:
         assert recalled is not None
         recalled.check_empty()
         saved = recalled.saved
-        self.sites = {tuple(site): number for number, site in enumerate(saved["sites"])}  # type: ignore[misc]
+        self.sites = {tuple(site): number for number, site in enumerate(saved["sites"])}
         self._by_code.clear()
         self.numbers = array("i", saved["numbers"].tolist())
         self.values = array("d", saved["values"].tolist())
@@ -334,8 +334,11 @@ class Reading:
         if self._active:
             return
         self._active = True
+        _hide_from_compiler(Seen.read, Seen._reader, Seen._keep_object, Seen._number, _kind_of, _place_of)
         for name in _READS:
-            setattr(torch.Tensor, name, self._reader(name, getattr(torch.Tensor, name)))
+            reader = self._reader(name, getattr(torch.Tensor, name))
+            _hide_from_compiler(reader)
+            setattr(torch.Tensor, name, reader)
 
     def _reader(self, name: str, real: Any) -> Any:
         seen_read = self._seen.read
@@ -355,9 +358,9 @@ class Reading:
                 delattr(torch.Tensor, name)
 
 
-def hide_from_compiler(*functions: Callable[..., Any]) -> None:
+def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
     """torch.compile must not look into these: what they do is not for a graph."""
-    from torch._C._dynamo.eval_frame import skip_code
-
-    for function in functions:
-        skip_code(function.__code__)
+    compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None:
+        for function in functions:
+            compiler.skip_code(function.__code__)

@@ -85,8 +85,8 @@ class Recorded:
         if number >= len(self.table):
             raise astray(f"it begins pass {number + 1} over a loader, and the run had begun {len(self.table)} only")
         if self.table[number][0] != total:
-            before, now = (str(count) if count >= 0 else "an unknown number of" for count in (self.table[number][0], total))
-            raise astray(f"pass {number + 1} over a loader has {now} batches now, and had {before}")
+            before, now = (count if count >= 0 else "an unknown number of" for count in (self.table[number][0], total))
+            raise astray(f"pass {number + 1} over a loader has {now} batches, and had {before}")
 
     def check_fetch(self, number: int, delivered: int) -> bool:
         """Whether there is another batch in this pass; False: it ends here."""

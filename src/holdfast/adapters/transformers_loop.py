@@ -152,11 +152,14 @@ class TrainerLoop(Loop):
         if not self.pending:
             self._note_in_flight()
 
+    def gradients_there(self) -> None:
+        """All forward and backward passes of a step are done: peers may complete it without this rank."""
+        self._note_in_flight()
+        self._losses.note(self.step + 1, self._trainer._tr_loss, self._trainer.current_flos)
+
     def _note_in_flight(self) -> None:
         epoch, passes, _ = self.place
         self._note(IN_FLIGHT, self.step + 1, epoch, passes, self.used)
-        if self.dirty:  # right before the optimizer's step: the loss of this step is in
-            self._losses.note(self.step + 1, self._trainer._tr_loss, self._trainer.current_flos)
         if self._buffers is not None and self.rank == 0:
             self._buffers.keep(self.step + 1)
 

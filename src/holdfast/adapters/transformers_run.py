@@ -58,8 +58,10 @@ class Attempt:
         self.keeper: Keeper
         self._original: dict[str, Any] = {}
         self._started = 0.0
+        self._random: dict[str, Any] | None = None
         self._known_feed: Feed | None = None
         self._trained = False
+        self._crashed = False
 
     @property
     def engine(self) -> Engine:
@@ -95,6 +97,7 @@ class Attempt:
             return self._output_again()
         except BaseException as error:
             notice = self.engine.notice
+            self._crashed = True
             self.engine.crashed(error)
             if notice is not None and self.host.saved_all(self.loop.step) and isinstance(error, Exception):
                 # A loader worker that died of the same signal, say: the run was told to leave, and is saved.
@@ -277,7 +280,12 @@ class Attempt:
         return result
 
     def _load_rng_state(self, checkpoint: Any) -> None:
-        """The random state is put back once, before what is pending of the last step."""
+        """The random state is put back before what is pending of the last step, and by the feed.
+
+        A loader that skips by itself draws numbers while it does so: those do not count.
+        """
+        if self.feeder is None and self._random is not None:
+            rng.restore(self._random)
 
     # ------------------------------------------------------------------ the steps
 
@@ -306,6 +314,7 @@ class Attempt:
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         result = self.loop.grad_norm = self._original["_get_grad_norm"](*args, **kwargs)
+        self.loop.gradients_there()
         return result
 
     def _get_learning_rate(self) -> Any:
@@ -319,15 +328,19 @@ class Attempt:
 
     def on_train_begin(self) -> None:
         """The Trainer has made its counters anew: take them up where they were, and do what is pending."""
-        trainer, loop, run, mine = self.trainer, self.loop, self.start.run, self.start.mine
+        loop, run, mine = self.loop, self.start.run, self.start.mine
         self._started = time.time()
         loop.began = time.monotonic()
         if self.start.path is None:
             loop.initial_step = 0
         elif not self.start.exact:
             self._original["_load_rng_state"](self.start.path)
-        if run is None:
-            return
+        if run is not None:
+            self._take_up(run, mine)
+        self._random = rng.capture()
+
+    def _take_up(self, run: dict[str, Any], mine: dict[str, Any] | None) -> None:
+        trainer = self.trainer
         trainer._total_loss_scalar = run["total_loss"]
         trainer._globalstep_last_logged = run["last_logged"]
         if mine is not None:
@@ -408,6 +421,7 @@ class Attempt:
     def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
         trainer, loop = self.trainer, self.loop
         loop.leave_boundary()
+        trainer.store_flos()
         loop.finish()
         self.engine.close()  # from here on a signal acts as it would without holdfast
         trainer._initial_global_step = loop.initial_step
@@ -442,7 +456,8 @@ class Attempt:
             log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", step)
         if metrics:
             state.global_step = step
-            state.log_history.append({**metrics, "epoch": state.epoch, "step": step})
+            logged = {"total_flos": state.total_flos, **metrics, "epoch": state.epoch, "step": step}
+            state.log_history.append(logged)
         return TrainOutput(step, finished.get("training_loss", 0.0), metrics)
 
     def _close(self) -> None:
@@ -451,8 +466,8 @@ class Attempt:
             for feed in loop.place[2].values():
                 feed.close()
         self.host.close()
-        if loop is not None and self.host.saved_all(loop.step):
-            loop.remove_traces()
+        if loop is not None and self.host.saved_all(loop.step) and not self._crashed:
+            loop.remove_traces()  # else a peer that came one step further may need them
         if self.host.rank == 0:
             shutil.rmtree(download_folder(self.host.session.token), ignore_errors=True)
 

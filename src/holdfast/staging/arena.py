@@ -14,10 +14,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_bytes, flat_bytes
+from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_range, flat_bytes
 from holdfast.staging.threads import for_each
 
-CHUNK = 8 << 20
+CHUNK = 4 << 20
+
+_Piece = tuple[torch.Tensor, int, torch.Tensor, int, int]
+"""What to copy: into which bytes and from where on, from which bytes and from where on, and how many."""
 
 
 class StagedImage:
@@ -90,7 +93,7 @@ class Arena:
                 self._stream = torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
             ready = torch.cuda.Event()
-        pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
+        pieces: list[_Piece] = []
         for image in images:
             if isinstance(image, BytesImage):
                 staged.append(image)
@@ -105,7 +108,7 @@ class Arena:
         if ready is not None and self._stream is not None:
             ready.record(self._stream)
             torch.cuda.current_stream().wait_stream(self._stream)
-        for_each(lambda piece: copy_bytes(*piece), pieces)
+        for_each(lambda piece: copy_range(*piece), pieces)
         return staged
 
     def ready(self) -> None:
@@ -133,8 +136,8 @@ class Arena:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     @staticmethod
-    def _begin_copy(image: TensorImage, target: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Queue the copies from the device; the pieces that are left to copy from host memory: target and source."""
+    def _begin_copy(image: TensorImage, target: torch.Tensor) -> Iterator[_Piece]:
+        """Queue the copies from the device; the pieces that are left to copy from host memory."""
         offset = len(image.header)
         for tensor in image.tensors:
             data = flat_bytes(tensor)
@@ -143,8 +146,7 @@ class Arena:
                 target[offset : offset + size].copy_(data, non_blocking=True)
             else:
                 for begin in range(0, size, CHUNK):
-                    end = min(begin + CHUNK, size)
-                    yield target[offset + begin : offset + end], data[begin:end]
+                    yield target, offset + begin, data, begin, min(CHUNK, size - begin)
             offset += size
 
     def _pin(self, path: str) -> None:

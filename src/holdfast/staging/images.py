@@ -56,14 +56,19 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy flat bytes into host memory. From host memory with ``memmove``, on the calling thread alone.
+    """Copy flat bytes into host memory."""
+    copy_range(target, 0, source, 0, source.numel())
+
+
+def copy_range(target: torch.Tensor, at: int, source: torch.Tensor, begin: int, count: int) -> None:
+    """Copy some of the bytes into host memory. From host memory with ``memmove``, on the calling thread alone.
 
     torch's own copy wakes its pool of threads for every tensor, and is slower where addresses are odd.
     """
-    if source.device.type == "cpu":
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel())
+    if source.is_cpu:
+        ctypes.memmove(target.data_ptr() + at, source.data_ptr() + begin, count)
     else:
-        target.copy_(source)
+        target[at : at + count].copy_(source[begin : begin + count])
 
 
 class TensorImage:
@@ -102,13 +107,13 @@ class TensorImage:
         """Gather header and tensors into buffers of the pool, one after the other."""
         chunk, used = pool.take(), 0
         target = torch.frombuffer(chunk, dtype=torch.uint8)
-        sources = [torch.frombuffer(bytearray(self.header), dtype=torch.uint8)]
-        for source in (*sources, *self.tensors):
+        header = torch.frombuffer(bytearray(self.header), dtype=torch.uint8)
+        for source in (header, *self.tensors):
             data = flat_bytes(source)
-            begin = 0
-            while begin < data.numel():
-                count = min(len(chunk) - used, data.numel() - begin)
-                copy_bytes(target[used : used + count], data[begin : begin + count])
+            begin, size = 0, data.numel()
+            while begin < size:
+                count = min(len(chunk) - used, size - begin)
+                copy_range(target, used, data, begin, count)
                 used += count
                 begin += count
                 if used == len(chunk):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -15,29 +15,46 @@ MAX_THREADS = 8
 Item = TypeVar("Item")
 
 
-def for_each(work: Callable[[Item], None], items: Iterable[Item]) -> None:
-    """Call ``work`` with every item, on this thread and on as many more as torch uses. It must let go of the GIL."""
-    left = deque(items)
-    errors: list[BaseException] = []
+class Shared(Generic[Item]):
+    """Calls ``work`` with every item, on as many threads as torch uses, from now on. It must let go of the GIL."""
 
-    def run() -> None:
-        while left and not errors:
+    def __init__(self, work: Callable[[Item], None], items: Iterable[Item], *, helpers: int = 0) -> None:
+        """``helpers``: how many threads besides the one that waits; 0: as many as torch uses."""
+        self._work = work
+        self._left = deque(items)
+        self._errors: list[BaseException] = []
+        count = min(helpers or torch.get_num_threads(), MAX_THREADS, len(self._left))
+        # Threads of its own and no pool of the standard library, which takes no work once the interpreter shuts down.
+        self._helpers = [threading.Thread(target=self._run, name="holdfast-memory", daemon=True) for _ in range(count)]
+        for helper in self._helpers:
+            helper.start()
+
+    def _run(self) -> None:
+        while self._left and not self._errors:
             try:
-                item = left.popleft()
+                item = self._left.popleft()
             except IndexError:
                 return
             try:
-                work(item)
+                self._work(item)
             except BaseException as error:
-                errors.append(error)
+                self._errors.append(error)
 
-    # Threads of its own and no pool of the standard library, which takes no work once the interpreter shuts down.
-    count = min(torch.get_num_threads(), MAX_THREADS, len(left))
-    helpers = [threading.Thread(target=run, name="holdfast-memory", daemon=True) for _ in range(count - 1)]
-    for helper in helpers:
-        helper.start()
-    run()
-    for helper in helpers:
-        helper.join()
-    if errors:
-        raise errors[0]
+    def finish(self) -> None:
+        """Take part until all is done; raises what went wrong."""
+        self._run()
+        for helper in self._helpers:
+            helper.join()
+        if self._errors:
+            raise self._errors[0]
+
+
+def for_each(work: Callable[[Item], None], items: Iterable[Item]) -> None:
+    """Call ``work`` with every item, on this thread and on others. It must let go of the GIL."""
+    items = list(items)
+    others = min(torch.get_num_threads(), MAX_THREADS, len(items)) - 1
+    if others > 0:
+        Shared(work, items, helpers=others).finish()
+    else:
+        for item in items:
+            work(item)

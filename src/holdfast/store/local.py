@@ -3,8 +3,9 @@
 The order of a save, so that a power cut at any moment leaves either the whole checkpoint or one that
 says that it is not whole::
 
-    mkdir checkpoint-N            fsync parent
-    write the sentinel            fsync it, fsync checkpoint-N
+    mkdir under another name
+    write the sentinel            fsync the folder
+    rename it to checkpoint-N     fsync its parent
     write the files               fsync each
     write holdfast.json beside    fsync, rename, fsync checkpoint-N
     remove the sentinel           fsync checkpoint-N            <- the commit
@@ -289,7 +290,8 @@ class LocalBackend(Backend):
                 if os.path.lexists(self._file(name, MANIFEST)):
                     raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not written again")
                 self._mark_incomplete(name)
-            fsync_dir(folder)
+            else:
+                fsync_dir(folder)  # its maker may have been killed before its sentinel was durable
             fsync_dir(self.root)
 
     def _make_marked(self, name: str) -> None:
@@ -310,10 +312,10 @@ class LocalBackend(Backend):
         with contextlib.suppress(FileExistsError):
             fd = os.open(sentinel, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
+                # No fsync of it, and a full disk does not matter: its name is what counts.
                 os.write(fd, _SENTINEL_TEXT)
-                os.fsync(fd)
             except OSError as error:
-                if error.errno not in _FULL:  # its name is what counts: a full disk can still be cleaned
+                if error.errno not in _FULL:
                     raise
             finally:
                 os.close(fd)

@@ -168,5 +168,5 @@ result["remembers"] = [callbacks[0].batches, callbacks[0].noise]
 result["iterations"] = int(np.array(made.optimizer.iterations))
 if args.out:
     with open(args.out, "w") as file:
-        json.dump(result, file)
-print(json.dumps(result)[:300])
+        json.dump(result, file, default=float)
+print(result["digest"])

@@ -9,7 +9,8 @@ import os
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 WORDS = 64
 
@@ -53,6 +54,43 @@ def pad(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {"input_ids": filled("input_ids", 0), "labels": filled("labels", -100)}
 
 
+class Recorder(TrainerCallback):
+    """Writes down what it finds in a checkpoint when it is told of one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+            with open(self.path, "a", encoding="utf-8") as file:
+                print(json.dumps({"step": state.global_step, "files": sorted(os.listdir(folder))}), file=file)
+
+
+class Uploading(Trainer):
+    """A Trainer whose hub is a file."""
+
+    def init_hf_repo(self, token=None):
+        self.push_in_progress = None
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self.is_world_process_zero():
+            files = sorted(os.listdir(checkpoint_folder))
+            with open(f"{self.args.output_dir}.pushed", "a", encoding="utf-8") as file:
+                print(json.dumps({"folder": checkpoint_folder, "files": files}), file=file)
+
+
+class Extra(Trainer):
+    """A Trainer with a file of its own in each checkpoint, as people write them."""
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        folder = os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        torch.save({"step": self.state.global_step}, os.path.join(folder, "extra.pt"))
+        with open(os.path.join(folder, "notes.txt"), "w", encoding="utf-8") as file:
+            file.write(f"step {self.state.global_step}\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
@@ -61,6 +99,10 @@ def main() -> None:
     parser.add_argument("--augment", action="store_true")
     parser.add_argument("--varied", action="store_true")
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--resume", default="", help="'', 'true', 'last' for get_last_checkpoint, or a folder")
+    parser.add_argument("--record-saves")
+    parser.add_argument("--trainer", default="Trainer")
+    parser.add_argument("--times", type=int, default=1, help="how often to train")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--args", type=json.loads, default={}, help="more arguments of TrainingArguments")
     options = parser.parse_args()
@@ -91,7 +133,8 @@ def main() -> None:
         "seed": 7,
         **options.args,
     }
-    trainer = Trainer(
+    kind = {"Trainer": Trainer, "Uploading": Uploading, "Extra": Extra}[options.trainer]
+    trainer = kind(
         model=model,
         args=TrainingArguments(output_dir=options.out, **arguments),
         train_dataset=Stream(options.samples)
@@ -99,8 +142,15 @@ def main() -> None:
         else Sentences(options.samples, augment=options.augment, varied=options.varied),
         eval_dataset=Sentences(24),
         data_collator=pad,
+        callbacks=[Recorder(options.record_saves)] if options.record_saves else None,
     )
-    output = trainer.train()
+    resume: str | bool | None = options.resume or None
+    if options.resume == "true":
+        resume = True
+    elif options.resume == "last":
+        resume = get_last_checkpoint(options.out) if os.path.isdir(options.out) else None
+    for _ in range(options.times):
+        output = trainer.train(resume_from_checkpoint=resume)
     if options.result and int(os.environ.get("RANK", "0")) == 0:
         digest = hashlib.sha256()
         for name, value in sorted(trainer.model.state_dict().items()):

@@ -1,0 +1,348 @@
+"""tf-keras, the Keras 2 that TensorFlow keeps alive: where its ``fit`` can be followed, in one process and in several.
+
+As with Keras 3, only ``fit`` and two constructors are patched, and act only inside a ``fit`` that is looked after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from holdfast.adapters import keras_random, keras_tensorflow
+from holdfast.adapters.keras_data import EpochHooks
+from holdfast.adapters.keras_fit import Fit, Mode, shadow
+from holdfast.adapters.keras_hooks import FitHooks
+from holdfast.adapters.keras_place import local_reads, place_of
+from holdfast.adapters.session import Place
+from holdfast.config import Settings
+
+log = logging.getLogger("holdfast")
+
+
+class TfKeras:
+    """What tf-keras calls things."""
+
+    def __init__(self, keras: Any) -> None:
+        self.keras = keras
+
+    # ------------------------------------------------------------------ variables
+
+    def extras(self, model: Any) -> dict[str, Any]:
+        held = self._held_by_weights(model)
+        found: dict[int, tuple[str, Any]] = {}
+
+        def add(kind: str, variables: list[Any]) -> None:
+            for index, variable in enumerate(variables):
+                if id(variable) not in held and id(variable) not in found:
+                    found[id(variable)] = (f"{kind}/{index}", variable)
+
+        add("model", model.variables)
+        for part in self._optimizers(model):
+            add("optimizer", [*_variables(part), *part.variables] if not callable(part.variables) else _variables(part))
+            add("hyper", [value for value in getattr(part, "_hyper", {}).values() if _is_variable(value)])
+            add("weights", list(getattr(part, "weights", [])))
+        add("metrics", [variable for metric in model.metrics for variable in metric.variables])
+        generators = [getattr(layer, "_random_generator", None) for layer in model._flatten_layers()]
+        streams = [getattr(generator, "_generator", None) for generator in generators]
+        add("seed", [stream.state for stream in streams if stream is not None])
+        # How far these rank's replicas differ is part of the state: what is averaged when it is read is kept apart.
+        per_replica = [variable for variable in model.variables if keras_tensorflow.differs_by_replica(variable)]
+        held -= {id(variable) for variable in per_replica}
+        add("replica", per_replica)
+        add("counter", [model._train_counter, model._test_counter])
+        return dict(found.values())
+
+    def _optimizers(self, model: Any) -> list[Any]:
+        optimizer = getattr(model, "optimizer", None)
+        parts = [optimizer, getattr(optimizer, "inner_optimizer", None)]
+        return [part for part in parts if part is not None]
+
+    def _held_by_weights(self, model: Any) -> set[int]:
+        from tf_keras.src.engine.base_layer import Layer
+        from tf_keras.src.optimizers.optimizer import _BaseOptimizer
+
+        held: set[int] = set()
+        for layer in model._flatten_layers():
+            if type(layer).save_own_variables is Layer.save_own_variables:
+                held |= {id(variable) for variable in [*layer._trainable_weights, *layer._non_trainable_weights]}
+        for part in self._optimizers(model):
+            if getattr(type(part), "save_own_variables", None) is _BaseOptimizer.save_own_variables:
+                held |= {id(variable) for variable in part.variables}
+        return held
+
+    def read(self, variable: Any) -> Any:
+        return keras_tensorflow.read(variable)
+
+    def write(self, variable: Any, value: Any) -> None:
+        keras_tensorflow.write(variable, value)
+
+    def weights(self, model: Any) -> memoryview:
+        from tf_keras.src.saving import saving_lib
+
+        file = io.BytesIO()
+        with local_reads():
+            store = saving_lib.H5IOStore(file, mode="w")
+            saving_lib._save_state(model, store, None, inner_path="", visited_trackables=set())
+            store.close()
+        return file.getbuffer()
+
+    def load_weights(self, model: Any, data: memoryview) -> None:
+        from tf_keras.src.saving import saving_lib
+
+        store = saving_lib.H5IOStore(io.BytesIO(data), mode="r")
+        optimizer = getattr(model, "optimizer", None)
+        saved = store.get("optimizer")
+        if saved and len(saved.keys()) != len(optimizer.variables):  # tf-keras would skip it with a log line
+            raise ValueError(f"the optimizer has {len(optimizer.variables)} variables instead of {len(saved.keys())}")
+        saving_lib._load_state(model, store, None, inner_path="", visited_trackables=set())
+        store.close()
+
+    def build(self, fit: Fit) -> None:
+        """Trace the first step, which makes all variables, on data of the same kind of which there is none."""
+        import tensorflow as tf
+
+        model = fit.model
+        assert isinstance(fit.data, HandlerData)
+        if model.run_eagerly or not hasattr(model.train_function, "get_concrete_function"):
+            if not model.built:
+                raise ValueError("a model that runs eagerly must be built before fit: call it on a batch of data")
+            model.optimizer.build(model.trainable_variables)
+            return
+        empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=fit.data.specification())
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        dataset = model.distribute_strategy.experimental_distribute_dataset(empty.with_options(options))
+        model.train_function.get_concrete_function(iter(dataset))
+
+    def settle(self, model: Any) -> None:
+        """Variables are always up to date."""
+
+    # ------------------------------------------------------------------ facts
+
+    def learning_rate(self, model: Any) -> float | None:
+        optimizer = getattr(model, "optimizer", None)
+        rate = getattr(optimizer, "learning_rate", None)
+        if rate is None:
+            return None
+        return float(rate(optimizer.iterations) if callable(rate) and not hasattr(rate, "numpy") else rate)
+
+    def is_harmless(self, error: BaseException) -> bool:
+        return keras_tensorflow.is_data_error(error)
+
+    def doubts(self, fit: Fit) -> list[str]:
+        ops: set[str] = set()
+        for function in keras_tensorflow.functions_in(fit.model.train_function):
+            ops |= keras_tensorflow.random_ops(function)
+        if not ops:
+            return []
+        return [
+            f"the model draws random numbers with operations whose state cannot be saved ({', '.join(sorted(ops))}); "
+            f"call tf_keras.backend.experimental.enable_tf_random_generator() before the model is made, and use "
+            f"tf.random.Generator in layers of your own"
+        ]
+
+
+def _is_variable(value: Any) -> bool:
+    return hasattr(value, "assign") and hasattr(value, "read_value")
+
+
+def _variables(target: Any) -> list[Any]:
+    return [value for _, value in sorted(vars(target).items()) if _is_variable(value)]
+
+
+class HandlerData:
+    """The batches of one call of ``fit``, which tf-keras takes from a ``DataHandler``."""
+
+    def __init__(self, fit: Fit, handler: Any) -> None:
+        self.handler = handler
+        self._fit = fit
+        self._hooks = EpochHooks(handler._adapter)
+        self._enumerate: Callable[[], Iterator[Any]] = handler.enumerate_epochs
+        self._steps: Callable[[], Iterator[int]] = handler.steps
+        self._anew = bool(handler._adapter.should_recreate_iterator())
+        """Each epoch has an iterator of its own."""
+        self._iterator: Any = None
+        self._consumed = 0
+        """Batches taken from it."""
+        self._random = keras_random.capture()
+        self._hooks_at_epoch = 0
+        self._created = 0
+        handler.enumerate_epochs = self._epochs
+        handler.steps = self._followed
+
+    def total(self) -> int | None:
+        return self.handler._inferred_steps
+
+    def specification(self) -> Any:
+        return self.handler._adapter.get_dataset().element_spec
+
+    def position(self) -> dict[str, Any]:
+        return {
+            "consumed": self._consumed,
+            "created": self._created,
+            "pass_random": self._random,
+            "batches": self.handler._inferred_steps,
+            "hooks": self._hooks_at_epoch,
+            "hook_calls": self._hooks.calls,
+        }
+
+    def end_epoch(self) -> None:
+        """The hooks of the data come later than those of the callbacks."""
+
+    def repeat_all(self, saved: dict[str, Any]) -> None:
+        self._hooks.repeat(saved["hook_calls"], len(saved["hook_calls"]))
+        self._make(saved["created"])
+
+    def _make(self, until: int) -> None:
+        """Iterators that nobody uses: each one made changes what the next one yields."""
+        while self._created < until:
+            self._created += 1
+            iter(self.handler._dataset)
+
+    # ------------------------------------------------------------------ epochs
+
+    def _epochs(self) -> Iterator[Any]:
+        fit, position = self._fit, self._fit.position
+        if position is not None and fit.mode is Mode.GO_ON:
+            self._go_back(position)
+        self._created += 1
+        self._random = keras_random.capture()
+        for epoch, iterator in self._enumerate():
+            self._created += int(self._anew)
+            self._hooks_at_epoch = len(self._hooks.calls)
+            if iterator is not self._iterator:
+                self._iterator, self._consumed = iterator, 0
+                if self._anew:
+                    self._random = keras_random.capture()
+            yield epoch, iterator
+
+    def _go_back(self, position: dict[str, Any]) -> None:
+        """To the beginning of the epoch that was interrupted, or is next."""
+        saved, now = position["data"], keras_random.capture()
+        self.handler._inferred_steps = saved["batches"]
+        self._hooks.repeat(saved["hook_calls"], saved["hooks"])
+        self._make(saved["created"] - 1 - int(self._anew))
+        keras_random.restore(now)
+        if position["batch"]:
+            return
+        # Stopped after the callbacks' end of an epoch: that of the data was still to come.
+        self.handler._adapter.on_epoch_end()
+        self._make(saved["created"] - int(self._anew))
+
+    # ------------------------------------------------------------------ steps
+
+    def _followed(self) -> Iterator[int]:
+        fit, run, handler = self._fit, self._fit.run, self.handler
+        if fit.position is not None:
+            position, fit.position = fit.position, None
+            yield from self._gone_on(position)
+        engine, report_every = run.engine, run.settings.progress_every
+        count = 0
+        for step in self._steps():
+            if report_every and run.step % report_every < count:
+                run.host.poke()
+            count = handler.step_increment + 1
+            fit.in_flight = count
+            run.pending = False
+            if run.step >= engine.next_stop:
+                run.at_boundary()
+            fit.told = False
+            run.in_step = True
+            if run.frozen:
+                run.wait_while_frozen()
+            yield step
+            run.in_step = False
+            self._consumed += count
+            fit.complete(count)
+        if run.step >= engine.next_stop:
+            run.at_boundary()
+        fit.end_pass()
+
+    def _gone_on(self, position: dict[str, Any]) -> Iterator[int]:
+        """Drop the batches that are done, and put the state back."""
+        fit, saved, done = self._fit, position["data"], position["batch"]
+        self._consumed = done if self._anew else saved["consumed"]
+        drawn: frozenset[str] = frozenset()
+        now = keras_random.capture()
+        if self._consumed:
+            self._random = saved["pass_random"]
+            keras_random.restore(self._random)
+            for _ in range(self._consumed):
+                next(self._iterator)
+            drawn = keras_random.drawn_since(self._random, _shuffled(self.handler._adapter))
+        if not done:
+            keras_random.restore({name: value for name, value in now.items() if name not in drawn})
+            return
+        fit.apply(random_streams=drawn)
+        logs = dict(fit.logs)
+        # tf-keras takes the absence of logs for the absence of data: hand it those of the step in the other process.
+        silence = dict.fromkeys(("on_train_batch_begin", "on_train_batch_end"), lambda *_, **__: None)
+        with shadow(fit.callbacks, **silence), shadow(fit.model, train_function=lambda iterator: logs):
+            yield max(0, done - 1)
+
+
+def _shuffled(adapter: Any) -> int:
+    """How many things tf-keras itself shuffles with Python's random numbers when a pass begins."""
+    alone = getattr(adapter, "_shuffle_sequence", False) and adapter._enqueuer is None
+    return adapter.get_size() if alone else 0
+
+
+class Hooks(FitHooks):
+    """The patches."""
+
+    def __init__(self, keras: Any, train: Callable[..., Any]) -> None:
+        super().__init__(TfKeras(keras), train)
+
+    def install(self) -> None:
+        from tf_keras.src.callbacks import CallbackList
+        from tf_keras.src.engine.data_adapter import DataHandler
+        from tf_keras.src.engine.training import Model
+
+        # Dropout and the like then keep their random state in a variable, which can be saved.
+        self.framework.keras.backend.experimental.enable_tf_random_generator()
+        self.patch(Model, DataHandler, CallbackList)
+
+    def place(self, model: Any, settings: Settings) -> Place:
+        return place_of(model.distribute_strategy, settings)
+
+    def on_data(self, fit: Fit, handler: Any) -> None:
+        if fit.data is None:
+            fit.data = HandlerData(fit, handler)
+        else:
+            _watch_evaluation(fit, handler)
+
+    @contextlib.contextmanager
+    def begun_later(self, fit: Fit) -> Iterator[None]:
+        at = (fit.epoch, fit.batch) if fit.mode is Mode.GO_ON else (fit.epochs, 0)
+        with shadow(fit.model, _maybe_load_initial_counters_from_ckpt=lambda *_: at):
+            yield
+
+    def repeat_end(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
+        with self.begun_later(fit):
+            return original(**{**arguments, "callbacks": None, "verbose": 0})
+
+
+def _watch_evaluation(fit: Fit, handler: Any) -> None:
+    """Validation: a notice need not wait for its end, and its data is read in the same order on resume."""
+    enumerate_all, all_steps = handler.enumerate_epochs, handler.steps
+    caught_up = False
+
+    def epochs() -> Iterator[Any]:
+        nonlocal caught_up
+        if getattr(fit.model, "_eval_data_handler", None) is handler:
+            made = 1 + int(handler._adapter.should_recreate_iterator())
+            for _ in range(0 if caught_up else fit.evaluations * made):
+                iter(handler._dataset)
+            caught_up = True
+            fit.evaluations += 1
+        yield from enumerate_all()
+
+    def steps() -> Iterator[int]:
+        for step in all_steps():
+            fit.check_in_between()
+            yield step
+
+    handler.enumerate_epochs, handler.steps = epochs, steps

@@ -1,0 +1,154 @@
+"""The replay of one loop: what stands in for real work until the point that was saved, and the state put back there."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+import torch
+
+from holdfast.adapters import rng
+from holdfast.adapters.data import _set_generators
+from holdfast.adapters.replay_loop import VERSION, Followed
+from holdfast.adapters.replay_outputs import Outputs
+from holdfast.adapters.replay_passes import Samples, Watched
+from holdfast.adapters.replay_trace import Recorded, Trace, astray
+from holdfast.adapters.restore import Contents
+from holdfast.adapters.state import RUN, Objects, tree_of
+from holdfast.errors import StateError
+
+log = logging.getLogger("holdfast")
+
+
+class Replay:
+    """From a checkpoint to a loop that is where it was."""
+
+    def __init__(self, contents: Contents) -> None:
+        """Raises StateError if the checkpoint is none of a loop that was followed, or of another number of ranks."""
+        checkpoint = contents.checkpoint
+        mine = contents.mine()
+        if mine is None:
+            raise StateError(
+                f"{checkpoint.location} was saved by {checkpoint.manifest.world_size} ranks, and this job has "
+                f"{contents.world}: a loop is replayed by as many ranks as before. holdfast.Run can change their number"
+            )
+        self.run: dict[str, Any] = tree_of(contents.loaded, RUN)["run"]
+        self.saved: dict[str, Any] = mine.get("follow", {})
+        if self.saved.get("version") != VERSION or "follow" not in self.run:
+            raise StateError(
+                f"{checkpoint.location} was not saved by a loop that holdfast followed by itself, but by holdfast.Run, "
+                f"by a framework or by another version of holdfast: name another place with HOLDFAST_DIR"
+            )
+        self.step: int = self.run["step"]
+        self.complete = checkpoint.manifest.complete
+        self._contents, self._mine = contents, mine
+        self._recorded = Recorded(self.saved)
+        self._outputs = Outputs()
+        self._samples = Samples()
+        self._began = time.monotonic()
+
+    def begin(self, loop: Followed) -> None:
+        """The loop is at its start."""
+        loop.step = self.step
+        loop.start = self.saved["start"]
+        loop.seen.recall(self.saved["seen"])
+        rng.restore(loop.start)
+        self._outputs.begin()
+
+    def end(self) -> None:
+        self._outputs.end()
+
+    # ------------------------------------------------------------------ on the way
+
+    def is_here(self, side: int, trace: Trace) -> bool:
+        point = self._recorded.point
+        return point.side == side and trace.events == point.events
+
+    def check_open(self, number: int, total: int) -> None:
+        self._recorded.check_open(number, total)
+
+    def check_ahead(self, trace: Trace) -> None:
+        self._recorded.check_ahead(trace)
+
+    def has_next(self, one: Watched) -> bool:
+        return self._recorded.check_fetch(one.number, one.delivered)
+
+    def batch(self, one: Watched) -> Any:
+        one.delivered += 1
+        return self._samples.of(one.loader)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self._outputs.before_step(optimizer)
+
+    def after_step(self) -> None:
+        self._outputs.after_step()
+
+    # ------------------------------------------------------------------ there
+
+    def arrive(self, loop: Followed, trace: Trace) -> None:
+        """Put the state in place. All ranks do this at their points of one step."""
+        self._recorded.check_arrival(trace)
+        self.end()
+        loop.seen.arrive()
+        loop.adopt()
+        self._load(loop.objects)
+        self._put_gradients(loop.objects)
+        closed = loop.closed_loaders()
+        for number, states in self.saved["generators"].items():
+            if int(number) in closed:
+                _set_generators(closed[int(number)], states)
+        passes = {str(one.number): one for one in loop.open_passes()}
+        positions = self._mine["positions"]
+        missing = sorted(positions.keys() - passes.keys(), key=int)
+        if missing:
+            raise astray(f"pass {int(missing[0]) + 1} over a loader, which was going on, is not going on now")
+        for number, position in positions.items():
+            one = passes[number]
+            assert isinstance(one, Watched)
+            one.open(position)
+        strange = loop.frames.put_back(sys._getframe(), self.saved["variables"])
+        if strange and self.saved["exact"]:
+            names = ", ".join(sorted({path.split(" ", 1)[1].replace(" ", ": ") for path in strange})[:5])
+            log.warning("these variables could not be given what they held: %s. If they matter, holdfast.track", names)
+        for name, order in loop.objects.gradient_orders.items():
+            order.repeat(self.run["gradient_orders"].get(name, []))
+        rng.restore(self._mine["random"])
+        if loop.rank == 0:
+            seconds = time.monotonic() - self._began
+            log.info("replayed %d steps in %.1f s, training goes on", self.step, seconds)
+
+    def _load(self, objects: Objects) -> None:
+        names = sorted((*objects.models, *objects.optimizers, *objects.small))
+        before = sorted(self.run["follow"]["names"])
+        if names != before:
+            raise astray(f"it has made {', '.join(names)} up to here, and the run had made {', '.join(before)}")
+        # Saved elsewhere than at the point, schedulers and what they set may be further than the point is. The replay
+        # has brought them there.
+        settings: dict[str, list[dict[str, Any]]] = {}
+        if not self.saved["exact"]:
+            schedulers = torch.optim.lr_scheduler.LRScheduler
+            objects.small = {name: one for name, one in objects.small.items() if not isinstance(one, schedulers)}
+            for name, optimizer in objects.optimizers.items():
+                settings[name] = [
+                    {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+                ]
+        small = dict(objects.small)
+        try:
+            self._contents.put_into(objects)
+        except (StateError, ValueError, RuntimeError, KeyError) as error:
+            raise astray(f"what it has made does not fit what was saved ({error})") from error
+        finally:
+            objects.small = small
+        for name, groups in settings.items():
+            for group, values in zip(objects.optimizers[name].param_groups, groups, strict=True):
+                group.update(values)
+
+    def _put_gradients(self, objects: Objects) -> None:
+        """None, or zeros where there were gradients: the script is about to clear them."""
+        for name, there in self.run["follow"]["gradients"].items():
+            optimizer = objects.optimizers[name]
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for parameter, flag in zip(parameters, there, strict=True):
+                parameter.grad = torch.zeros_like(parameter) if flag == "1" else None
