@@ -431,6 +431,9 @@ class Engine:
         # The stated rule: a save that comes due by steps or epochs while one is being written waits for it, since all
         # ranks must take the same decision without asking each other.
         self.wait_for_writer()
+        committed = self.saver.committed
+        if step == 0 or (committed is not None and committed.step >= step):
+            return  # a round by time can come to a step that is saved already, or before the first one
         waited = time.monotonic() - began
         reason = "final" if end else "periodic"
         save = Save(step=step, reason=reason, epoch=self.training.epoch(), complete=end)

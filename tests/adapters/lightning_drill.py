@@ -47,6 +47,8 @@ class Outcome:
     results: list[dict]
     """Of the ranks that came to the end."""
     log: str
+    after_fault_s: float = 0.0
+    """From the injected fault to the end of the last process."""
 
 
 # ---------------------------------------------------------------------- in the ranks
@@ -74,7 +76,15 @@ def _slip_in_faults(job: Job, rank: int) -> None:
     from holdfast.testing.faults import Fault, Injector
 
     L = importlib.import_module(job.package)
-    injector = Injector(rank, [])
+
+    class Noted(Injector):
+        __slots__ = ()
+
+        def _carry_out(self, fault):
+            Path(job.out, "fault").write_text(str(time.monotonic()))
+            super()._carry_out(fault)
+
+    injector = Noted(rank, [])
 
     def load_faults():
         pids = json.loads(Path(job.out, "pids.json").read_text())
@@ -197,19 +207,22 @@ class Running:
             raise AssertionError(f"the job hung for {limit_s} s:\n{log.read_text()}")
         codes = json.loads(self._file.readline())
         results = [json.loads(path.read_text()) for path in sorted(Path(self.job.out).glob("result-*.json"))]
-        return Outcome(codes, time.monotonic() - self.began, results, log.read_text())
+        now, fault = time.monotonic(), Path(self.job.out, "fault")
+        after_s = now - float(fault.read_text()) if self.job.faults and fault.exists() else 0.0
+        return Outcome(codes, now - self.began, results, log.read_text(), after_s)
 
 
 class Server:
     """Runs jobs, one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
+        """``enabled``: whether holdfast's adapter is there at all."""
         ours, theirs = socket.socketpair()
         code = f"import lightning_drill; lightning_drill.serve({theirs.fileno()})"
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))}
-        environ = {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HOLDFAST_ENABLED": "1"}
-        environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
+        environ = {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HOLDFAST_ENABLED": str(int(enabled))}
         self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environ)
         theirs.close()
         self._channel = ours
@@ -220,7 +233,8 @@ class Server:
         Path(job.out).mkdir(parents=True, exist_ok=True)
         for path in Path(job.out).glob("result-*"):
             path.unlink()
-        Path(job.out, "pids.json").unlink(missing_ok=True)
+        for name in ("pids.json", "fault"):
+            Path(job.out, name).unlink(missing_ok=True)
         print(json.dumps({"job": asdict(job), "port": _free_port()}), file=self._file, flush=True)
         return Running(job, json.loads(self._file.readline()), self._channel, self._file)
 

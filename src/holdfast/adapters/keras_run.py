@@ -151,7 +151,7 @@ class KerasRun:
     def listen_again(self) -> None:
         """Libraries that Keras starts with the training put signal handlers of their own in place of ours."""
         for source in self.engine.sources:
-            if isinstance(source, SignalSource) and source.replaced() is not None:
+            if isinstance(source, SignalSource):
                 source.reinstall()
 
     def at_boundary(self, epochs_done: int | None = None) -> None:

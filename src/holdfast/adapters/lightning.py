@@ -8,6 +8,7 @@ that trainer, and otherwise calls what it wraps:
 ``_CheckpointConnector.resume_start``  loading: goes on from the newest whole checkpoint
 ``Trainer._run_stage``                 training begins, is complete, or fails
 ``CombinedLoader.__iter__``            a pass over the data, which can be continued
+``_Sequential``                        a pass over validation data, whose workers do not die of a SIGTERM to all
 ``_TrainingEpochLoop.advance``         a batch: the boundary of a step is at its end
 ``_EvaluationLoop._evaluation_step``   a notice does not wait for the end of a validation
 ``Precision._after_closure``           from here to the boundary, weights and counters disagree
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.adapters.claim import claim
+from holdfast.adapters.lightning_data import shielded
 from holdfast.adapters.lightning_fit import Fit, why_not
 from holdfast.config import Settings
 from holdfast.errors import Preempted
@@ -67,6 +69,7 @@ def install(module: Any) -> None:
     _patch(part("loops.optimization.automatic")._AutomaticOptimization, "run", _optimize)
     _patch(part("plugins.precision.precision").Precision, "_after_closure", _after_closure)
     _patch(combined.CombinedLoader, "__iter__", _iterate)
+    _patch(combined._Sequential, "_load_current_iterator", _load_current)
     observer = importlib.import_module(f"{fabric}.strategies.launchers.subprocess_script")._ChildProcessObserver
     _patch(observer, "_terminate_all", _terminate_all)
 
@@ -196,6 +199,17 @@ def _iterate(original: Any) -> Any:
         return combined
 
     return iterate
+
+
+def _load_current(original: Any) -> Any:
+    def load_current_iterator(iterator: Any) -> None:
+        if _current is None:
+            original(iterator)
+            return
+        with shielded(iterator.iterables[iterator._iterator_idx :][:1]):
+            original(iterator)
+
+    return load_current_iterator
 
 
 def _optimize(original: Any) -> Any:

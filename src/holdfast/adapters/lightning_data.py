@@ -7,10 +7,15 @@ its cycling and its limits, stays Lightning's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from holdfast.adapters.data import Batches
+from holdfast.adapters.data_workers import shield, workers_born_shielded
 
 Spot = tuple[int, list[bool] | None, dict[str, Batches]]
 """Batches that were combined so far, which loaders had been used up by then, and what was open."""
@@ -89,3 +94,29 @@ class _Loader:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+
+class _ShieldedStart:
+    """``worker_init_fn`` of workers that do not end by a SIGTERM that was sent to all processes of a job."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._owner = os.getpid()
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        shield(self._owner)
+        if self._init is not None:
+            self._init(worker)
+
+
+@contextlib.contextmanager
+def shielded(loaders: Sequence[Any]) -> Iterator[None]:
+    """Workers that these loaders start inside do not die of a SIGTERM to the whole job: a validation needs them."""
+    with contextlib.ExitStack() as stack:
+        for loader in loaders:
+            if type(loader) is DataLoader and loader.num_workers > 0:
+                stack.enter_context(workers_born_shielded(loader))
+                init = loader.worker_init_fn
+                loader.worker_init_fn = _ShieldedStart(init)
+                stack.callback(setattr, loader, "worker_init_fn", init)
+        yield

@@ -89,38 +89,45 @@ def averages(results: Any) -> Averages:
     return [
         (key, metric.value, getattr(metric, "cumulated_batch_size", None), metric._forward_cache)
         for key, metric in results.items()
-        if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
+        if metric.meta.on_epoch and not metric.has_reset
     ]
 
 
 def average_states(results: Any, taken: Averages) -> list[dict[str, Any]]:
-    """``taken`` together with how each was logged. One that is gathered by a group of ranks of its own is left out."""
+    """``taken`` together with how each was logged. One that is gathered by a group of ranks of its own is left out.
+
+    Where a torchmetrics object was logged, that keeps the state, and is found again by its name in the module.
+    """
     found = []
     for key, value, count, last in taken:
         meta = results[key].meta
-        if meta.sync.group is None:
+        is_tensor = isinstance(value, torch.Tensor)
+        if meta.sync.group is None and (is_tensor or meta.metric_attribute is not None):
             how = {name: getattr(meta, name) for name in (*_ARGUMENTS, *_MORE)}
             how["reduce"] = [meta.reduce_fx.__module__ == "builtins", meta.reduce_fx.__name__]
             how["sync"] = [meta.sync.should, meta.sync.rank_zero_only]
-            found.append({"key": key, "how": how, "value": value, "count": count, "last": last})
+            last = last if isinstance(last, torch.Tensor) else None
+            found.append({"key": key, "how": how, "value": value if is_tensor else None, "count": count, "last": last})
     return found
 
 
 def put_averages(results: Any, saved: list[dict[str, Any]], strategy: Any) -> None:
     """Let ``results`` go on from ``saved``."""
     kinds = sys.modules[type(results).__module__]
+    modules = dict(strategy.lightning_module.named_modules())
     for one in saved:
         how = dict(one["how"])
         (builtin, reduce), (should, zero_only) = how.pop("reduce"), how.pop("sync")
         meta = kinds._Metadata(reduce_fx=getattr(builtins if builtin else torch, reduce), **how)
         meta.sync = kinds._Sync(_should=should, fn=strategy.reduce, _group=None, rank_zero_only=zero_only)
-        metric = kinds._ResultMetric(meta, True)
-        metric.value = _to(one["value"], strategy.root_device)
+        device = strategy.root_device
+        metric = kinds._ResultMetric(meta, one["value"] is not None)
+        metric.value = _to(one["value"], device) if metric.is_tensor else modules[meta.metric_attribute]
         if one["count"] is not None:
-            metric.cumulated_batch_size = _to(one["count"], strategy.root_device)
-        metric._forward_cache = _to(one["last"], strategy.root_device)
+            metric.cumulated_batch_size = _to(one["count"], device)
+        metric._forward_cache = _to(one["last"], device)
         metric._update_count = 1
-        results[one["key"]] = metric.to(strategy.root_device)
+        results[one["key"]] = metric.to(device)
 
 
 def metric_states(module: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from holdfast.adapters.blackbox import BlackBox, Record, read_box
 from holdfast.adapters.buffers import KeptBuffers, read_kept
 from holdfast.adapters.data import Batches
 from holdfast.adapters.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
-from holdfast.adapters.unchanged import Comparison
+from holdfast.adapters.unchanged import Comparison, Memory
 from holdfast.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.engine import Engine
 from holdfast.saving import Adopted, Files, Saver
@@ -51,6 +51,7 @@ class Loop:
         self.engine: Engine | None = None
         self.saver: Saver | None = None
         self._arena = Arena()
+        self._memory = Memory()
         self._rescue = rescue
         # Known from the start, so that no other thread need ask a model that is just computing: FSDP2's state_dict
         # frees what its forward pass has gathered. An optimizer holds about two more values for each parameter.
@@ -214,14 +215,14 @@ class Loop:
         if live:
             return Files(
                 own=own,
-                shared=lambda: Comparison(shared(), self._committed()).parts(),
+                shared=lambda: Comparison(shared(), self._committed(), self._memory).parts(),
                 of=lambda rank: self._part_of(rank, step),
                 inexact=inexact,
             )
         own_staged = self._stage(own())
         if self.rank:
             return Files(own=lambda: own_staged, shared=list)
-        comparison = Comparison(shared(), self._committed(), self._stage)
+        comparison = Comparison(shared(), self._committed(), self._memory, self._stage)
         shared_staged = comparison.parts()
         return Files(own=lambda: own_staged, shared=lambda: shared_staged, settle=comparison.settle)
 

@@ -296,7 +296,7 @@ class Follower:
         if self._unsettled:
             self._settle()
         if loop.pending:
-            loop.note(BEFORE)
+            loop.note(BEFORE, rarely=True)
             self._attend()
         watched = Watched(self, loader, self.trace.open(total))
         watched.open()
@@ -304,13 +304,18 @@ class Follower:
         return watched
 
     def before_fetch(self, one: Pass) -> None:
-        """A real fetch after a step, or in an evaluation: a point."""
+        """A real fetch after a step, which is a point, or in an evaluation."""
         self._depth = 0
         if self._unsettled:
             self._settle()
         loop = self.loop
-        # A step is in flight from here on, unless this is an evaluation: then the state stays as it is.
-        loop.pending = loop.resting = self._evaluates(one)
+        if self._evaluates(one):
+            # The state stays as it is. The point is its beginning: what it has summed up so far may be out of sight.
+            loop.resting = loop.behind = True
+            self._attend()
+            loop.behind = False
+            return
+        loop.pending = loop.resting = False  # a step is in flight from here on
         loop.note(BEFORE)
         if not self._told:
             self._tell_training()
@@ -334,7 +339,7 @@ class Follower:
         loop.place = (epoch + 1, passes, {})
         if not self._unsettled:
             loop.pending = loop.resting = True
-            loop.note(AFTER)
+            loop.note(AFTER, rarely=True)
             self._attend(epochs_done=epoch + 1)
 
     def replayed_fetch(self, one: Watched) -> Any:
@@ -450,7 +455,7 @@ class Follower:
         if self._several:
             # Between the steps of several optimizers values and their graphs may be alive, such as a batch that one
             # network has made for another: the iteration must end first.
-            self._unsettled = True
+            self._unsettled = loop.pending = True
             if self.fetched or not self._closes(optimizer):
                 return
             self._settle()

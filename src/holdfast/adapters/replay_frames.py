@@ -11,12 +11,13 @@ logits of the last step) is hardly ever read again; what was left out becomes Na
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ LIMIT = 64 << 20
 """Bytes that variables may add to a checkpoint of one rank."""
 
 _LARGE = 1 << 20
+_SMALL = 1 << 16
 _DEEP = 6
 _LONG = 4096
 _VISITS = 100_000
@@ -39,6 +41,7 @@ _HANDLED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.u
 _CLOSED = ("torch.", "numpy", "holdfast.", "builtins", "_")
 
 Found = dict[str, Any]
+Noted = dict[str, Any]
 
 
 class Frames:
@@ -50,11 +53,11 @@ class Frames:
     def note_constants(self, frame: FrameType | None) -> None:
         """Large tensors that are there now, such as a dataset, are made by the script again; if they stay as they are,
         no checkpoint need hold them."""
-        for value in self.find(frame, set()).values():
+        for value in self.find(frame).values():
             if isinstance(value, torch.Tensor) and value.nbytes > _LARGE:
                 self._constant[id(value)] = (weakref.ref(value), value._version)
 
-    def find(self, frame: FrameType | None, known: set[int]) -> Found:
+    def find(self, frame: FrameType | None, known: Container[int] = ()) -> Found:
         """By name, what the frames from ``frame`` outward reach; ``known``: memory that is saved anyway."""
         found: Found = {}
         visited: set[int] = set()
@@ -64,7 +67,7 @@ class Frames:
                     self._walk(value, f"{number} {one.f_code.co_qualname} {name}", 0, found, visited, known)
         return found
 
-    def _walk(self, value: Any, path: str, depth: int, found: Found, visited: set[int], known: set[int]) -> None:
+    def _walk(self, value: Any, path: str, depth: int, found: Found, visited: set[int], known: Container[int]) -> None:
         if isinstance(value, _SKIPPED) or id(value) in visited or len(visited) > _VISITS:
             return
         visited.add(id(value))
@@ -75,33 +78,56 @@ class Frames:
         if _is_array(value) or _is_generator(value):
             found[path] = value
             return
-        if depth >= _DEEP:
-            return
-        for name, item in _parts(value):
-            self._walk(item, f"{path}{name}", depth + 1, found, visited, known)
+        if depth < _DEEP:
+            for name, item in _parts(value):
+                self._walk(item, f"{path}{name}", depth + 1, found, visited, known)
 
     def _is_constant(self, tensor: torch.Tensor) -> bool:
         reference, version = self._constant.get(id(tensor), (lambda: None, -1))
         return reference() is tensor and bool(version == tensor._version)
 
-    def content(self, frame: FrameType | None, known: set[int]) -> dict[str, Any]:
+    def note(self, frame: FrameType | None, known: Container[int]) -> Noted:
+        """What they hold now, for a save that may come later: small things as copies, of large ones that they were."""
+        noted: Noted = {}
+        for path, value in self.find(frame, known).items():
+            if not isinstance(value, torch.Tensor):
+                noted[path] = copy.deepcopy(_state_of(value)) if getattr(value, "nbytes", 0) <= _SMALL else None
+            elif value.nbytes <= _SMALL:
+                noted[path] = value.detach().clone()
+            else:
+                noted[path] = (weakref.ref(value), value._version)
+        return noted
+
+    def content(self, frame: FrameType | None, known: Container[int]) -> dict[str, Any]:
         """What a checkpoint holds of them."""
-        found = self.find(frame, known)
-        content: dict[str, Any] = {}
-        used = 0
-        for path, value in sorted(found.items(), key=lambda item: getattr(item[1], "nbytes", 0)):
-            used += getattr(value, "nbytes", 0)
-            content[path] = _state_of(value) if used <= LIMIT else {"left out": True}
-        return content
+        return _limited({path: _state_of(value) for path, value in self.find(frame, known).items()})
 
     def put_back(self, frame: FrameType | None, content: Mapping[str, Any]) -> list[str]:
         """Give the variables their content; returns the names of those that are not there, or of another kind."""
-        found = self.find(frame, set())
-        missing = []
-        for path, state in content.items():
-            if path not in found or not _restore(found[path], state):
-                missing.append(path)
-        return missing
+        found = self.find(frame)
+        return [path for path, state in content.items() if path not in found or not _restore(found[path], state)]
+
+
+def content_of(noted: Noted) -> dict[str, Any]:
+    """What a checkpoint holds of variables that were noted before."""
+    content: dict[str, Any] = {}
+    for path, state in noted.items():
+        if isinstance(state, tuple):
+            reference, version = state
+            tensor = reference()
+            state = tensor.detach() if tensor is not None and tensor._version == version else None
+        content[path] = state
+    return _limited(content)
+
+
+def _limited(content: dict[str, Any]) -> dict[str, Any]:
+    """Small things first; None for what is too much."""
+    used = 0
+    limited = {}
+    for path, state in sorted(content.items(), key=lambda item: getattr(item[1], "nbytes", 0)):
+        used += getattr(state, "nbytes", 0)
+        limited[path] = state if used <= LIMIT else None
+    return limited
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -172,7 +198,7 @@ def _state_of(value: Any) -> Any:
 
 
 def _restore(value: Any, state: Any) -> bool:
-    if state == {"left out": True} if isinstance(state, dict) else False:
+    if state is None:
         if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
             value.detach().fill_(float("nan"))
         return True

@@ -20,7 +20,7 @@ from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox, Record, read_box
 from holdfast.adapters.data import Batches, _generators
 from holdfast.adapters.loop import Loop, _record_of
-from holdfast.adapters.replay_frames import Frames, addresses
+from holdfast.adapters.replay_frames import Frames, Noted, addresses, content_of
 from holdfast.adapters.replay_objects import Registry
 from holdfast.adapters.replay_seen import Seen, read_mirror
 from holdfast.adapters.replay_trace import AFTER, Trace, table_of
@@ -31,6 +31,7 @@ from holdfast.config import Settings
 from holdfast.saving import Files
 from holdfast.staging.images import TensorImage
 
+_ABSENT = object()
 VERSION = 1
 """Of what a checkpoint holds for a replay."""
 
@@ -76,7 +77,11 @@ class Followed(Loop):
         """Where the script was when it was thrown out of its loop."""
         self.resting = False
         """Whether what the loop does now belongs to the step that is complete."""
+        self.behind = False
+        """Whether the last point is not where the loop is now."""
+        self._baseline: dict[str, Any] | None = None
         self._point = (AFTER, 0, 0, 0, 0)
+        self._variables: Noted | None = None
         self._since: dict[int, Batches] = {}
         """Passes that have ended since."""
 
@@ -95,11 +100,14 @@ class Followed(Loop):
         if self._rescue and not self._alone:
             self._hooks += [model.register_forward_hook(self._after_forward) for model in models]
         self.watch_buffers()
+        if self._baseline is None:
+            self._baseline = self._plain()
         self._size = 3 * sum(value.nbytes for model in models for value in (*model.parameters(), *model.buffers()))
 
-    def note(self, side: int) -> None:
-        """This is a point."""
+    def note(self, side: int, *, rarely: bool = False) -> None:
+        """This is a point. ``rarely``: one at which the script may stay for long, an evaluation say."""
         trace = self.trace
+        self._variables = self.frames.note(sys._getframe(), self._known_memory()) if rarely else None
         delivered = 0
         for ref in self.passes:
             one = ref()
@@ -199,7 +207,7 @@ class Followed(Loop):
                 "point": {"side": side, "events": events, "digest": digest, "step": step},
                 "table": table_of(self.trace.table),
                 "seen": self.seen.content(seen),
-                "variables": self.frames.content(self._frame(), self._known_memory()),
+                "variables": self._variables_at(record),
                 "generators": generators,
                 "start": self.start,
                 "exact": record is None,
@@ -208,7 +216,12 @@ class Followed(Loop):
 
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         # At the end of a run the last point is behind: what comes after it runs again if the run is started again.
-        return super().files(live=live, at_boundary=at_boundary and not self.over)
+        return super().files(live=live, at_boundary=at_boundary and not self.over and not self.behind)
+
+    def _variables_at(self, record: Record | None) -> dict[str, Any]:
+        if record is not None and self._variables is not None:
+            return content_of(self._variables)
+        return self.frames.content(self._frame(), self._known_memory())
 
     def _frame(self) -> Any:
         if self.broken is not None:
@@ -241,8 +254,27 @@ class Followed(Loop):
             for name, optimizer in self.objects.optimizers.items()
         }
         names = [*self.objects.models, *self.objects.optimizers, *self.objects.small]
-        follow = {"version": VERSION, "gradients": gradients, "names": names}
+        follow = {"version": VERSION, "gradients": gradients, "names": names, "attributes": self._attributes()}
         return {**super()._run_tree(step, own), "follow": follow}
+
+    def _attributes(self) -> dict[str, Any]:
+        """Plain attributes of modules that have changed, such as a count of calls: a replay does not call them."""
+        baseline = self._baseline or {}
+        return {path: value for path, value in self._plain().items() if baseline.get(path, _ABSENT) != value}
+
+    def _plain(self) -> dict[str, Any]:
+        return {
+            f"{model}/{path}/{key}": value
+            for model, root in self.objects.models.items()
+            for path, module in root.named_modules()
+            for key, value in vars(module).items()
+            if type(value) in (int, float, bool, str) and key != "training"
+        }
+
+    def put_attributes(self, attributes: dict[str, Any]) -> None:
+        for where, value in attributes.items():
+            model, path, key = where.split("/", 2)
+            vars(self.objects.models[model].get_submodule(path))[key] = value
 
     def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
         """Another rank's part, from what it left on this machine."""

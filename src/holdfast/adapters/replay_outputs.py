@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +49,7 @@ class Outputs:
             return answer(module, args, kwargs)
 
         self._replace(torch.nn.Module, "__call__", call)
-        self._replace(torch.autograd, "grad", self._grad)
+        self._replace(torch.autograd, "grad", functools.partial(_grad, torch.autograd.grad))
         for holder in (torch, torch.serialization):
             self._replace(holder, "save", self._save)
         if "safetensors.torch" in sys.modules:
@@ -125,25 +126,22 @@ class Outputs:
 
     # ------------------------------------------------------------------ the rest
 
-    @staticmethod
-    def _grad(
-        outputs: Any, inputs: Any, grad_outputs: Any = None, *args: Any, allow_unused: Any = None, **options: Any
-    ) -> Any:
-        """``torch.autograd.grad``: what leads through a module that computes nothing is zero."""
-        wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-        try:
-            real = torch.autograd.__dict__["_holdfast_grad"]
-            found = real(outputs, wanted, grad_outputs, *args, allow_unused=True, **options)
-        except RuntimeError:
-            found = [None] * len(wanted)
-        needs = bool(options.get("create_graph"))
-        return tuple(
-            torch.zeros_like(one, requires_grad=needs) if grad is None else grad
-            for one, grad in zip(wanted, found, strict=True)
-        )
-
     def _save(self, *_: Any, **__: Any) -> None:
         self.muted += 1
+
+
+def _grad(real: Any, outputs: Any, inputs: Any, *args: Any, allow_unused: Any = None, **options: Any) -> Any:
+    """``torch.autograd.grad``: what leads through a module that computes nothing is zero."""
+    wanted = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    try:
+        found = real(outputs, wanted, *args, allow_unused=True, **options)
+    except RuntimeError:  # nothing leads there at all
+        found = [None] * len(wanted)
+    needs = bool(options.get("create_graph"))
+    return tuple(
+        torch.zeros_like(one, requires_grad=needs) if grad is None else grad
+        for one, grad in zip(wanted, found, strict=True)
+    )
 
 
 class _Answer:

@@ -94,6 +94,7 @@ class Replay:
         loop.seen.arrive()
         loop.adopt()
         self._load(loop.objects)
+        loop.put_attributes(self.run["follow"]["attributes"])
         self._put_gradients(loop.objects)
         closed = loop.closed_loaders()
         for number, states in self.saved["generators"].items():
@@ -104,6 +105,12 @@ class Replay:
         missing = sorted(positions.keys() - passes.keys(), key=int)
         if missing:
             raise astray(f"pass {int(missing[0]) + 1} over a loader, which was going on, is not going on now")
+        lost = sorted(passes.keys() - positions.keys(), key=int)
+        if lost:
+            raise StateError(
+                f"where pass {int(lost[0]) + 1} over a loader was is not known: it died with this rank. "
+                f"HOLDFAST_RESUME=never starts anew; another checkpoint may be left, see holdfast ls"
+            )
         for number, position in positions.items():
             one = passes[number]
             assert isinstance(one, Watched)

@@ -35,6 +35,9 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _REPLAYED = tuple(
     _TORCH + part for part in ("nn/modules/module.py", "nn/parallel/", "optim/", "utils/data/", "autograd/", "amp/")
 )
+_ON_BEHALF = tuple(_TORCH + part for part in ("_tensor.py", "optim/lr_scheduler.py", "utils/data/sampler.py"))
+"""``format(x)``, ``numpy.asarray(x)``, ``scheduler.step(x)`` and ``list(sampler)`` read on behalf of their caller."""
+
 _SCRIPT, _THROUGH, _LIBRARY, _INSIDE = range(4)
 _WHOLE = 2**53
 """Integers below this are exact as floats."""
@@ -46,8 +49,8 @@ Site = tuple[str, str, int, str, str]
 
 def _kind_of(code: CodeType) -> int:
     name = code.co_filename
-    if name == f"{_TORCH}_tensor.py":
-        return _THROUGH  # format(x), numpy.asarray(x) and the like read on behalf of their caller
+    if name in _ON_BEHALF:
+        return _THROUGH
     if name.startswith((_OURS, *_REPLAYED)):
         return _INSIDE
     return _LIBRARY if name.startswith(_TORCH) else _SCRIPT

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ from holdfast.adapters.data import Batches, Mark, position_after
 from holdfast.adapters.data_workers import loader_like
 from holdfast.boxes import BOUNDARY
 
-_AHEAD = 3
+_OPEN = "_holdfast_open"
+AHEAD = 3
 """Fetches to remember besides those of a step: one ahead of the step, one that is under way, one to spare."""
 
 
@@ -133,25 +136,21 @@ class Feed:
 class Feeder:
     """Stands between accelerate's loader and the DataLoader inside it. Feeds are opened by whoever iterates."""
 
-    def __init__(self, loader: Any, on_open: Any) -> None:
+    def __init__(self, loader: Any, on_open: Callable[[Feeder], Feed]) -> None:
         """``on_open(feeder)`` makes the :class:`Feed` of each pass."""
         base = getattr(loader, "base_dataloader", loader)
         self.plain: Any = loader_like(base, DataLoader, {})
         """The loader as holdfast iterates it: same dataset, same samplers."""
         self._on_open = on_open
         _settle_generators(self.plain)
-        if base is loader:
-            vars(loader)["_holdfast_feeder"] = self
-            loader.__class__ = _Fed
-        else:
-            vars(base)["__iter__"] = self.open  # accelerate calls it by name
+        _divert(loader, self._open)
 
     @property
     def in_process(self) -> bool:
         """Whether batches are made by this process, from its random state."""
         return bool(self.plain.num_workers == 0)
 
-    def open(self) -> Iterator[Any]:
+    def _open(self) -> Iterator[Any]:
         feed: Iterator[Any] = self._on_open(self)
         return feed
 
@@ -176,8 +175,36 @@ class _Fed(DataLoader):  # type: ignore[misc]
     """A DataLoader that the script itself made."""
 
     def __iter__(self) -> Iterator[Any]:
-        feeder: Feeder = vars(self)["_holdfast_feeder"]
-        return feeder.open()
+        open_pass: Callable[[], Iterator[Any]] = vars(self)[_OPEN]
+        return open_pass()
+
+
+def _divert(loader: Any, open_pass: Callable[[], Iterator[Any]]) -> None:
+    """Let whoever iterates ``loader``, or the loader that accelerate made of it, get what ``open_pass`` returns."""
+    base = getattr(loader, "base_dataloader", loader)
+    if base is loader:
+        vars(loader)[_OPEN] = open_pass
+        loader.__class__ = _Fed
+    else:
+        vars(base)["__iter__"] = open_pass  # accelerate calls it by name
+
+
+def shield_workers(loader: Any) -> Any:
+    """Let the worker processes of ``loader`` outlive a SIGTERM to the whole job.
+
+    DataLoader raises in the main thread, wherever that is, when a worker dies: in the middle of a save, too.
+    """
+    base = getattr(loader, "base_dataloader", loader)
+    if type(base) is DataLoader and base.num_workers > 0 and "__iter__" not in vars(base):
+        plain = loader_like(base, DataLoader, {})
+        _divert(loader, lambda: Batches(plain))
+    return loader
+
+
+def calm() -> None:
+    """From here on this process leaves: that a child of it dies is no news any more."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _settle_generators(loader: Any) -> None:

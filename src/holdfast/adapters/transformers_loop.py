@@ -19,7 +19,7 @@ from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.capture import archive
 from holdfast.adapters.loop import Loop, _record_of
 from holdfast.adapters.state import Objects, total_bytes, tree_image
-from holdfast.adapters.transformers_feed import Feed, FetchLog, fetch_of
+from holdfast.adapters.transformers_feed import Feed, FetchLog, calm, fetch_of
 from holdfast.adapters.transformers_loss import Losses, losses_of
 from holdfast.adapters.transformers_point import FLAGS, Point, number
 from holdfast.adapters.transformers_save import TrainerFiles
@@ -256,6 +256,8 @@ class TrainerLoop(Loop):
         more: list[Any] = []
         if self.rank != 0 and together:
             more = self._take(point, leads=False, together=True, live=live, inexact=inexact)
+        if live and not self.over:
+            calm()
         if self.rank == 0 and (at_boundary or not live):
             take()  # on the Trainer's own thread, where this is possible
         if not live:

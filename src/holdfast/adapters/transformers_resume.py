@@ -241,6 +241,8 @@ def _loaded(checkpoint: Checkpoint, rank: int, world: int, token: str, *, model_
         path = os.path.join(checkpoint.backend.root, checkpoint.name)
     else:
         path = download(checkpoint, token)
+    if _model_only(checkpoint) and rank == 0:
+        log.warning("%s holds the model alone: the optimizer and its schedule start anew", checkpoint.name)
     try:
         run = read_run(path)
     except ValueError as error:

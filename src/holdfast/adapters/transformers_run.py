@@ -20,7 +20,7 @@ from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.data import Batches
 from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
-from holdfast.adapters.transformers_feed import _AHEAD, Feed, Feeder, FetchLog
+from holdfast.adapters.transformers_feed import AHEAD, Feed, Feeder, FetchLog, calm, shield_workers
 from holdfast.adapters.transformers_keep import Keeper, finished_at, output_of
 from holdfast.adapters.transformers_loop import TrainerLoop
 from holdfast.adapters.transformers_progress import look
@@ -96,6 +96,7 @@ class Attempt:
         except _FinishedBefore:
             return self._output_again()
         except BaseException as error:
+            calm()
             notice = self.engine.notice
             self._crashed = True
             self.engine.crashed(error)
@@ -168,6 +169,8 @@ class Attempt:
             "_get_grad_norm": self._get_grad_norm,
             "_get_learning_rate": self._get_learning_rate,
             "_evaluate": self._evaluate,
+            "get_eval_dataloader": self._get_eval_dataloader,
+            "get_test_dataloader": self._get_test_dataloader,
             "_finalize_training": self._finalize_training,
         }
         if self.host.saver is not None:
@@ -228,8 +231,10 @@ class Attempt:
         if self.feeder is None and Feeder.fits(loader):
             self.feeder = Feeder(loader, self._open_feed)
             if self.feeder.in_process and loop.fetches is None:
-                count = self.trainer.args.gradient_accumulation_steps + _AHEAD
+                count = self.trainer.args.gradient_accumulation_steps + AHEAD
                 loop.fetches = FetchLog(loop.box.path if self.settings.rescue else None, loop.rank, count)
+        elif self.feeder is None:
+            shield_workers(loader)
         callbacks = self.trainer.callback_handler.callbacks
         callbacks.sort(key=lambda callback: isinstance(callback, _Callback))  # ours sees what all others decided
         return prepared
@@ -239,8 +244,14 @@ class Attempt:
     def _skip_first_batches(self, skip: Any, loader: Any, num_batches: int = 0) -> Any:
         """The Trainer wants to skip what it was trained on. The feed begins behind it."""
         if self.feeder is None or not self._is_fed(loader):
-            return skip(loader, num_batches)
+            return shield_workers(skip(loader, num_batches))
         return loader
+
+    def _get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        return shield_workers(self._original["get_eval_dataloader"](*args, **kwargs))
+
+    def _get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        return shield_workers(self._original["get_test_dataloader"](*args, **kwargs))
 
     def _is_fed(self, loader: Any) -> bool:
         assert self.feeder is not None
@@ -259,7 +270,7 @@ class Attempt:
             Batches(feeder.plain, position),
             loop.place[1] + 1,
             loop.fetches,
-            self.trainer.args.gradient_accumulation_steps + _AHEAD,
+            self.trainer.args.gradient_accumulation_steps + AHEAD,
         )
         if used:
             feed.prime(before, after)

@@ -1,21 +1,93 @@
 """Which files of a save the last committed checkpoint holds already: they are neither copied nor written again.
 
-That is known by their checksums alone: what torch counts as a tensor's version does not see changes by
-``.data``. To read the bytes takes time, so it is done while the other files are on their way to the disk.
+That is known by their checksums: what torch counts as a tensor's version does not see changes by
+``.data``. To read the bytes takes time, so it is done while the other files are on their way to the disk,
+and only once for memory that the kernel can watch: as long as no page of it is written it holds what it
+held when its checksum was taken.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from holdfast.saving import Adopted, Part, Pending
+from holdfast.staging.images import TensorImage
+from holdfast.staging.pages import Pages, Range, whole_pages
 from holdfast.staging.threads import Shared
 from holdfast.store.manifest import FileEntry, Manifest
 from holdfast.store.pipeline import Image, digest_of
+
+_WATCHED_FROM = 128 << 10
+"""Bytes of a tensor that is worth being watched; of smaller ones a copy is kept."""
+
+_MOST_RANGES = 8192
+"""A range may need up to two of the 65,530 mappings that a process has by default."""
+
+_WRITTEN_BY_DEVICES = ("mpi", "ucc")
+"""Backends of torch.distributed whose network cards may write to host memory behind the kernel's back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the bytes of a file lie: whole pages, and the rest."""
+
+    header: bytes
+    pages: list[Range]
+    rest: list[Range]
+
+    @classmethod
+    def of(cls, image: TensorImage) -> _Layout | None:
+        """None: some of it cannot be watched."""
+        layout = cls(image.header, [], [])
+        for tensor in image.tensors:
+            if not tensor.is_cpu or not tensor.is_contiguous() or (torch.cuda.is_initialized() and tensor.is_pinned()):
+                return None
+            begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+            first, last = whole_pages(begin, tensor.nbytes) if tensor.nbytes >= _WATCHED_FROM else (end, end)
+            if first < last:
+                layout.pages.append((first, last))
+            layout.rest.extend(part for part in ((begin, first), (last, end)) if part[0] < part[1])
+        return layout if len(layout.pages) <= _MOST_RANGES else None
+
+    def read_rest(self) -> bytes:
+        return b"".join(ctypes.string_at(begin, end - begin) for begin, end in self.rest)
+
+
+class Memory:
+    """What is known from one save to the next: files whose memory is watched since their checksum was taken."""
+
+    def __init__(self) -> None:
+        self._pages = Pages()
+        self._known: dict[str, tuple[_Layout, bytes, str]] = {}
+
+    def checksum(self, image: TensorImage) -> str:
+        """The checksum of a file, of its bytes as they are now. For use by several threads, one for each file."""
+        layout = _Layout.of(image)
+        known, rest, checksum = self._known.pop(image.path, (None, b"", ""))
+        if layout is None or (dist.is_available() and dist.is_initialized() and _devices_write()):
+            return digest_of(image.pieces())
+        unchanged = layout == known and self._pages.unwritten(layout.pages) and layout.read_rest() == rest
+        # The order matters: what is written while the bytes are read is seen next time.
+        if not unchanged and self._pages.watch(layout.pages):
+            rest, checksum = layout.read_rest(), digest_of(image.pieces())
+            unchanged = True
+        if unchanged:
+            self._known[image.path] = (layout, rest, checksum)
+            return checksum
+        return digest_of(image.pieces())
+
+
+def _devices_write() -> bool:
+    return str(dist.get_backend()) in _WRITTEN_BY_DEVICES
 
 
 class Comparison:
@@ -28,10 +100,12 @@ class Comparison:
         self,
         images: Sequence[Any],
         committed: Manifest | None,
+        memory: Memory,
         stage: Callable[[list[Any]], Sequence[Image]] | None = None,
     ) -> None:
         self._images = images
         self._committed = committed.name if committed is not None else ""
+        self._memory = memory
         self._stage = stage or list
         self._waits_for_settle = stage is not None
         self._entries = {(file.path, file.size): file for file in (committed.files if committed is not None else ())}
@@ -71,8 +145,8 @@ class Comparison:
             raise self._error
         return self._found[path]
 
-    def _compare(self, image: Any) -> None:
+    def _compare(self, image: TensorImage) -> None:
         entry: FileEntry = self._entries[image.path, image.size]
-        if digest_of(image.pieces()) == entry.checksum:
+        if self._memory.checksum(image) == entry.checksum:
             source, path = (self._committed, entry.path) if entry.ref is None else entry.ref.split("/", 1)
             self._found[image.path] = Adopted(image.path, image.size, dataclasses.replace(entry, path=path), source)

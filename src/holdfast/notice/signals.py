@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.notice.base import Deliver, Notice
+from holdfast.notice.handlers import handler_of, put_back
 
 _log = logging.getLogger(__name__)
 
@@ -108,9 +109,10 @@ class SignalSource:
         return _listener.replaced(self.signals)
 
     def reinstall(self) -> bool:
-        """Puts our handler back and keeps the one that replaced it as the earlier one. False outside the main thread.
+        """Puts our handler back and keeps the one that replaced it as the earlier one. False if it could not.
 
-        The wakeup descriptor is taken back too; bytes go on to whoever had it.
+        The wakeup descriptor is taken back too; bytes go on to whoever had it. Outside the main thread only a handler
+        that was put there from C, behind Python's back, can be replaced.
         """
         return _listener.reinstall(self.signals)
 
@@ -253,6 +255,7 @@ class _Listener:
         self._pid = os.getpid()
         self._ours = self._handle  # one object, so that "is it still ours" is an identity test
         self._earlier: dict[int, list[_Handler]] = {}
+        self._entries: dict[int, bytes] = {}
         self._calling: dict[int, _Calling] = {}
         self._pinned: frozenset[int] = frozenset()
         self._subscribers: tuple[SignalSource, ...] = ()
@@ -306,17 +309,34 @@ class _Listener:
 
     def reinstall(self, signals: Iterable[signal.Signals]) -> bool:
         if not _in_main_thread():
-            return False
+            return self._reinstall_from_afar(signals)
         with self._lock:
             for signum in signals:
-                if signum in self.installed and signal.getsignal(signum) is not self._ours:
-                    self._keep(signum, signal.getsignal(signum))
-                    signal.signal(signum, self._ours)
+                if signum in self.installed:
+                    if signal.getsignal(signum) is not self._ours:
+                        self._keep(signum, signal.getsignal(signum))
+                    # Even if it is ours, as far as Python knows: C may have put another in its place.
+                    self._put_in_place(signum)
             if self._pipe is not None and self._reader is not None:
                 self._take_wakeup_fd(self._pipe[1])
         return True
 
+    def _reinstall_from_afar(self, signals: Iterable[signal.Signals]) -> bool:
+        """On any thread: where Python still takes ours for the handler, make it the kernel's again."""
+        done = True
+        for signum in signals:
+            entry = self._entries.get(signum)
+            ours = signum in self.installed and signal.getsignal(signum) is self._ours
+            done = done and ours and entry is not None and put_back(signum, entry)
+        return done
+
     # Handlers and the descriptor, in the main thread alone.
+
+    def _put_in_place(self, signum: int) -> None:
+        signal.signal(signum, self._ours)
+        entry = handler_of(signum)
+        if entry is not None:
+            self._entries[signum] = entry
 
     def _settle(self) -> _Reader | None:
         """Installs what is wanted and restores what is not; gives the reader to wait for, if one has to end.
@@ -338,7 +358,7 @@ class _Listener:
                 self._keep(signum, signal.getsignal(signum))
             # First the book, then the handler: a signal may come before the next line.
             self.installed |= {signum}
-            signal.signal(signum, self._ours)
+            self._put_in_place(signum)
         return None
 
     def _open(self) -> None:

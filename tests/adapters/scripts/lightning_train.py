@@ -26,7 +26,13 @@ options.add_argument("--val-s", type=float, default=0.0)
 options.add_argument("--step-s", type=float, default=0.0)
 options.add_argument("--plateau", action="store_true")
 options.add_argument("--manual", action="store_true")
-options.add_argument("--iterable", action="store_true")
+options.add_argument("--loader", default="plain", choices=["plain", "iterable", "stateful", "pair"])
+options.add_argument("--val-workers", type=int, default=0)
+options.add_argument("--average", action="store_true", help="validate with averaged weights")
+options.add_argument("--metric", action="store_true", help="log a torchmetrics object")
+options.add_argument("--own-checkpoints", action="store_true", help="on exceptions too; goes on from them")
+options.add_argument("--ckpt", help="go on from this file")
+options.add_argument("--silent", action="store_true", help="tell nobody which step is done")
 options.add_argument("--fits", type=int, default=1)
 args = options.parse_args()
 
@@ -69,10 +75,29 @@ class Net(L.LightningModule):
             torch.nn.Linear(16, 2),
         )
         self.trace = []
+        self.seen = 0
+        if args.metric:
+            import torchmetrics
+
+            self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=2)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["seen"] = self.seen
+
+    def on_load_checkpoint(self, checkpoint):
+        self.seen = checkpoint["seen"]
 
     def training_step(self, batch, batch_idx):
-        x, y = batch
-        loss = torch.nn.functional.cross_entropy(self.net(x), y)
+        if args.loader == "pair":
+            x, y = (torch.cat(parts) for parts in zip(batch["a"], batch["b"], strict=True))
+        else:
+            x, y = batch
+        self.seen += len(x)
+        scores = self.net(x)
+        loss = torch.nn.functional.cross_entropy(scores, y)
+        if args.metric:
+            self.accuracy(scores, y)
+            self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
         if args.manual:
             optimizer = self.optimizers()
@@ -102,10 +127,19 @@ class Net(L.LightningModule):
 
 
 class Beat(L.Callback):
-    """Says which step is done, for who watches from outside."""
+    """Says which step is done, for who watches from outside, and how long training took."""
+
+    seconds = 0.0
+
+    def on_train_start(self, trainer, pl_module):
+        self.began = time.perf_counter()
+
+    def on_train_end(self, trainer, pl_module):
+        self.seconds = time.perf_counter() - self.began
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        (out / f"step-{trainer.global_rank}").write_text(str(trainer.global_step))
+        if not args.silent:
+            (out / f"step-{trainer.global_rank}").write_text(str(trainer.global_step))
 
 
 def digest_of(model, optimizer):
@@ -120,11 +154,23 @@ def digest_of(model, optimizer):
 
 digests = []
 for number in range(args.fits):
-    data = Stream() if args.iterable else Data(args.samples, augment=True)
-    loader = DataLoader(data, 4, shuffle=not args.iterable, num_workers=args.workers)
-    val_loader = DataLoader(Data(24, augment=False), 4)
+    kind = DataLoader
+    if args.loader == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader as kind
+    data = Stream() if args.loader == "iterable" else Data(args.samples, augment=True)
+    loader = kind(data, 4, shuffle=args.loader != "iterable", num_workers=args.workers)
+    if args.loader == "pair":
+        loader = {"a": loader, "b": DataLoader(Data(20, augment=True), 3, shuffle=True)}
+    val_loader = DataLoader(Data(24, augment=False), 4, num_workers=args.val_workers)
     best = L.callbacks.ModelCheckpoint(dirpath=out / f"models-{number}", monitor="val_loss", save_top_k=1)
     stop = L.callbacks.EarlyStopping("val_loss", patience=50)
+    beat = Beat()
+    callbacks = [best, stop, beat]
+    if args.average:
+        callbacks.append(L.callbacks.EMAWeightAveraging(decay=0.9))
+    if args.own_checkpoints:
+        callbacks.append(L.callbacks.ModelCheckpoint(dirpath=out / "own", every_n_train_steps=5, save_last=True))
+        callbacks.append(L.callbacks.OnExceptionCheckpoint(out / "own"))
     trainer = L.Trainer(
         default_root_dir=out / "root",
         accelerator="cpu",
@@ -135,14 +181,14 @@ for number in range(args.fits):
         accumulate_grad_batches=args.accumulate,
         val_check_interval=int(args.val_interval) if args.val_interval > 1 else args.val_interval,
         check_val_every_n_epoch=args.val_every,
-        callbacks=[best, stop, Beat()],
+        callbacks=callbacks,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
     )
     model = Net()
-    trainer.fit(model, loader, val_loader)
+    trainer.fit(model, loader, val_loader, ckpt_path="last" if args.own_checkpoints else args.ckpt)
     digests.append(digest_of(model, trainer.optimizers[0]))
 
 result = {
@@ -154,6 +200,8 @@ result = {
     "best": float(best.best_model_score) if best.best_model_score is not None else None,
     "lr": trainer.optimizers[0].param_groups[0]["lr"],
     "waited": stop.wait_count,
+    "seen": model.seen,
+    "seconds": beat.seconds,
 }
 (out / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
 sys.stdout.flush()
