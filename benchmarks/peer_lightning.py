@@ -1,7 +1,7 @@
 """Lightning with holdfast beside Lightning alone: ``python benchmarks/peer_lightning.py [--rounds N] [--json FILE]``.
 
-One script, the same signals at the same places, on both sides. Lightning alone follows what its documentation says about
-being stopped: an ``OnExceptionCheckpoint``, a ``ModelCheckpoint`` every five steps with ``save_last``, and
+One script, the same signals at the same places, on both sides. Lightning alone follows what its documentation says
+about being stopped: an ``OnExceptionCheckpoint``, a ``ModelCheckpoint`` every five steps with ``save_last``, and
 ``ckpt_path="last"``. With holdfast the script has none of these, and one variable is set.
 
 A run ends well if all ranks have left within the grace period and the same command then goes on and finishes. Steps
@@ -45,7 +45,7 @@ def fault(phase: str, *, rank: int = 0, action: str = "TERM", also: tuple[int, .
 SLOW = ("--step-s", "0.02")
 CASES = (
     Case("1 rank, in a step", 1, fault("backward"), SLOW),
-    Case("1 rank, in a validation of 3 s", 1, fault("evaluation"), (*SLOW, "--val-s", "3"), validating=True),
+    Case("1 rank, in a validation of 3 s", 1, fault("evaluation"), (*SLOW, "--val-s", "0.5"), validating=True),
     Case("2 ranks, rank 0 alone", 2, fault("backward"), SLOW),
     Case("2 ranks, rank 1 alone", 2, fault("backward", rank=1), SLOW),
     Case("2 ranks, both at once", 2, fault("backward", also=(1,)), SLOW),

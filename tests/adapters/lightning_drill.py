@@ -175,7 +175,7 @@ def _fork(job: Job, rank: int, port: int, channel: socket.socket) -> int:
         run_rank(job, rank, port)
         code = 0
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 1
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

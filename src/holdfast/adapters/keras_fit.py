@@ -52,8 +52,14 @@ class Framework(Protocol):
     def iterations(self, model: Any) -> int | None:
         """How often the optimizer was applied."""
 
-    def is_harmless(self, error: BaseException) -> bool:
-        """Whether an error inside a step says that nothing was computed in it."""
+    def is_data_error(self, error: BaseException) -> bool:
+        """Whether an error inside a step says that nothing was computed in it, since its batch could not be had."""
+
+    def is_peer_lost(self, error: BaseException) -> bool:
+        """Whether an error inside a step says that another worker is gone."""
+
+    def moving(self, model: Any) -> dict[str, Any]:
+        """Variables, by name, that a step may change before it hears from the other workers."""
 
     def doubts(self, fit: Fit) -> list[str]:
         """What cannot be exact in this training, in words."""
@@ -177,7 +183,7 @@ class Fit:
         self.batch += count
         run.step += count
         run.pending = True
-        run.box.note(run.step)
+        run.note_boundary()
 
     def check_in_between(self) -> None:
         """In validation, or in what a callback does at the end of an epoch: a notice need not wait for its end."""
@@ -192,7 +198,10 @@ class Fit:
         if self.told:  # by a callback, after the step was computed
             self.run.in_step = False
             self.complete(self.in_flight)
-        elif self.framework.is_harmless(error):
+        elif self.framework.is_data_error(error):
+            self.run.in_step = False
+        elif self.framework.is_peer_lost(error) and self.run.put_back():
+            # The others' gradients never came: the weights are those of the boundary, and the rest is again.
             self.run.in_step = False
 
     def epochs_done(self) -> int:
@@ -229,6 +238,16 @@ class Fit:
             "epoch_logs": numbers(self.epoch_logs),
             "variables": self.variables(),
         }
+
+    def rests(self) -> bool:
+        """Whether the batches of an epoch are done, and its end is not."""
+        return self._kept is not None
+
+    def at_pass(self) -> dict[str, Any]:
+        """What of a rank's own state changes only with a pass over the data."""
+        position = self.data.position() if self.data is not None else {}
+        random = {name: position[name] for name in ("pass_random", "hook_calls") if name in position}
+        return {"began_random": self._began_random, "data": random}
 
     def variables(self) -> dict[str, Any]:
         self.framework.settle(self.model)

@@ -61,7 +61,7 @@ class ArrayImage:
         self.path = path
         # Wide types first: every array then begins at a multiple of its element size.
         ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)
-        self._arrays = [array for _, array in ordered]
+        self.arrays = [array for _, array in ordered]
         header: dict[str, Any] = {"__metadata__": {"format": "np", **metadata}}
         offset = 0
         for name, array in ordered:
@@ -70,14 +70,14 @@ class ArrayImage:
             offset += array.nbytes
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % _PAGE)
-        self._header = len(text).to_bytes(8, "little") + text
-        self.size = len(self._header) + offset
+        self.header = len(text).to_bytes(8, "little") + text
+        self.size = len(self.header) + offset
 
     def chunks(self, pool: ChunkPool) -> Iterator[memoryview]:
         """Header and arrays, gathered into buffers of the pool."""
         chunk, used = pool.take(), 0
         target = np.frombuffer(chunk, dtype=np.uint8)
-        for source in (np.frombuffer(self._header, dtype=np.uint8), *map(_flat, self._arrays)):
+        for source in (np.frombuffer(self.header, dtype=np.uint8), *map(_flat, self.arrays)):
             begin = 0
             while begin < source.size:
                 count = min(target.size - used, source.size - begin)
@@ -100,6 +100,12 @@ def tree_image(path: str, tree: Any) -> ArrayImage:
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     skeleton = encode(tree, "state", arrays)
     return ArrayImage(path, arrays, {METADATA: json.dumps(skeleton)})
+
+
+def write_tree(tree: Any) -> bytes:
+    """A state as the bytes of such a file."""
+    image = tree_image("", tree)
+    return image.header + b"".join(_flat(array).tobytes() for array in image.arrays)
 
 
 def read_tree(memory: memoryview) -> Any:

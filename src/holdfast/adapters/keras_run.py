@@ -11,6 +11,7 @@ import atexit
 import dataclasses
 import logging
 import mmap
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Any
 from holdfast.adapters.host import Host
 from holdfast.adapters.keras_box import StepBox
 from holdfast.adapters.keras_fit import Fit, Framework, Mode, numbers
+from holdfast.adapters.keras_kept import KeptState
 from holdfast.adapters.keras_images import BufferImage, read_tree, tree_image
 from holdfast.adapters.session import Place
 from holdfast.config import Settings
@@ -69,6 +71,8 @@ class KerasRun:
         self._ends: dict[int, list[Adopted]] = {}
         self._loaded: tuple[Checkpoint, dict[str, Any], memoryview] | None = None
         self._size = 0
+        self._kept: KeptState | None = None
+        self._kept_count = 0
         self._told_training = False
         self._closed = False
         self.host = Host(settings, place)
@@ -186,6 +190,27 @@ class KerasRun:
         own = [entry for entry in manifest.files if "/" not in entry.path]
         self._ends[fit.number] = [_adopted(checkpoint, entry, entry.path) for entry in own]
 
+    def note_boundary(self) -> None:
+        """A step is complete: leave word of it for whoever finds this process dead."""
+        self.box.note(self.step)
+        if self._kept is not None:
+            self._kept.keep(self.step)
+
+    def note_pass(self) -> None:
+        """The first step of a pass over the data is done: all variables are there."""
+        fit = self.fit
+        if self.host.session.world == 1 or self.box.path is None or fit is None:
+            return
+        variables = fit.framework.moving(fit.model)
+        if self._kept is None or len(variables) != self._kept_count:
+            self._kept, self._kept_count = KeptState(self.box.path, variables), len(variables)
+        self._kept.keep_pass(fit.at_pass())
+        self._kept.keep(self.step)
+
+    def put_back(self) -> bool:
+        """Undo what a step in flight may have changed; False if that was not kept."""
+        return self._kept is not None and self._kept.put_back(self.step)
+
     def fail(self, error: BaseException) -> None:
         """A call of fit was left by an exception."""
         try:
@@ -210,6 +235,8 @@ class KerasRun:
         self._closed = True
         self.host.close()
         if self.host.saved_all(self.step):
+            if self._kept is not None:
+                self._kept.remove()
             self.box.remove()
 
     @property
@@ -226,6 +253,9 @@ class KerasRun:
 
     def epoch(self) -> int:
         return self.fit.epochs_done() if self.fit is not None else self.epochs_before
+
+    def rests_at(self, step: int) -> bool:
+        return self.training and step == self.step and self.fit is not None and self.fit.rests()
 
     def freeze(self, wait_s: float) -> bool:
         until = time.monotonic() + wait_s
@@ -266,11 +296,19 @@ class KerasRun:
             self._size = weights.size
             return [weights, *self._earlier(fit.number)]
 
+        def of(rank: int) -> Sequence[Image] | None:
+            found = self._kept.of(self._box_of(rank), self.step) if self._kept is not None else None
+            return None if found is None else [tree_image(rank_file(rank), _as_rank(state, found))]
+
         if live:
-            return Files(own=own, shared=shared, inexact=doubts)
+            return Files(own=own, shared=shared, of=of, inexact=doubts)
         copied, leads = own(), self.host.rank == 0
         copied_shared = shared() if leads else ()
         return Files(own=lambda: copied, shared=lambda: copied_shared, inexact=doubts)
+
+    def _box_of(self, rank: int) -> str:
+        assert self.box.path is not None
+        return os.path.join(os.path.dirname(self.box.path), f"rank-{rank}")
 
     def _earlier(self, number: int) -> list[Adopted]:
         """What the calls of fit before this one have left."""
@@ -310,6 +348,18 @@ def _accuracy(logs: dict[str, Any], prefix: str) -> float | None:
         if name.startswith(prefix) and (plain == "acc" or plain.endswith("accuracy")):
             return float(value)
     return None
+
+
+def _as_rank(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """The state of a rank that is gone: what it kept, and for the rest what this rank has, which did the same."""
+    variables = {**mine["variables"], **{name: found["variables"][name] for name in mine["variables"]}}
+    return {
+        **mine,
+        "random": {**mine["random"], **found["random"]},
+        "began_random": found["began_random"],
+        "data": {**mine["data"], **found["data"]},
+        "variables": variables,
+    }
 
 
 def _adopted(checkpoint: Checkpoint, entry: FileEntry, path: str) -> Adopted:

@@ -13,17 +13,28 @@ def tensorflow() -> Any:
     return sys.modules.get("tensorflow")
 
 
+def _inner(variable: Any) -> Any:
+    """The variable of TensorFlow in one of Keras 3, or in one that casts.
+
+    Not by ``getattr``: a distributed variable answers for names that it does not have by reading itself, which can mean
+    to ask all workers.
+    """
+    for name in ("_value", "_variable"):
+        inner = vars(variable).get(name)
+        if inner is not None and hasattr(type(inner), "assign"):
+            return _inner(inner)
+    return variable
+
+
 def replicas(variable: Any) -> list[Any] | None:
     """The copies of a distributed variable in this process; None if it is a plain one."""
-    inner = getattr(variable, "_value", variable)  # of Keras 3's own class of variable
-    values = getattr(inner, "_values", None)
+    values = vars(_inner(variable)).get("_values")
     return list(values) if isinstance(values, list | tuple) and values and hasattr(values[0], "assign") else None
 
 
 def differs_by_replica(variable: Any) -> bool:
     """Whether the copies of a variable go different ways, and are put together only where it is read."""
-    inner = getattr(variable, "_value", variable)
-    return replicas(variable) is not None and type(inner).__name__ == "SyncOnReadVariable"
+    return replicas(variable) is not None and type(_inner(variable)).__name__ == "SyncOnReadVariable"
 
 
 def read(variable: Any) -> Any:
@@ -50,6 +61,12 @@ def is_data_error(error: BaseException) -> bool:
     if module is None or not isinstance(error, module.errors.OpError):
         return False
     return "IteratorGetNext" in str(error)
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether an operation that all workers do together failed: the gradients were then never added up."""
+    module = tensorflow()
+    return module is not None and isinstance(error, module.errors.OpError) and "ollective" in str(error)
 
 
 RANDOM_OPS = frozenset(

@@ -135,8 +135,14 @@ class TfKeras:
             return None
         return float(rate(optimizer.iterations) if callable(rate) and not hasattr(rate, "numpy") else rate)
 
-    def is_harmless(self, error: BaseException) -> bool:
+    def is_data_error(self, error: BaseException) -> bool:
         return keras_tensorflow.is_data_error(error)
+
+    def is_peer_lost(self, error: BaseException) -> bool:
+        return keras_tensorflow.is_peer_lost(error)
+
+    def moving(self, model: Any) -> dict[str, Any]:
+        return {**self.extras(model), "iterations": model.optimizer.iterations}
 
     def doubts(self, fit: Fit) -> list[str]:
         ops: set[str] = set()
@@ -246,7 +252,7 @@ class HandlerData:
             position, fit.position = fit.position, None
             yield from self._gone_on(position)
         engine, report_every = run.engine, run.settings.progress_every
-        count = 0
+        count, first = 0, run.host.session.world > 1
         for step in self._steps():
             if report_every and run.step % report_every < count:
                 run.host.poke()
@@ -263,6 +269,9 @@ class HandlerData:
             run.in_step = False
             self._consumed += count
             fit.complete(count)
+            if first:
+                first = False
+                run.note_pass()
         if run.step >= engine.next_stop:
             run.at_boundary()
         fit.end_pass()

@@ -141,8 +141,14 @@ class Keras3:
         optimizer = model.optimizer
         return None if optimizer is None else float(self.keras.ops.convert_to_numpy(optimizer.learning_rate))
 
-    def is_harmless(self, error: BaseException) -> bool:
+    def is_data_error(self, error: BaseException) -> bool:
         return keras_tensorflow.is_data_error(error)
+
+    def is_peer_lost(self, error: BaseException) -> bool:
+        return False
+
+    def moving(self, model: Any) -> dict[str, Any]:
+        return {}
 
     def doubts(self, fit: Fit) -> list[str]:
         found: list[str] = []

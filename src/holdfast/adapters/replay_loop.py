@@ -80,7 +80,8 @@ class Followed(Loop):
         self.behind = False
         """Whether the last point is not where the loop is now."""
         self._baseline: dict[str, Any] | None = None
-        self._point = (AFTER, 0, 0, 0, 0)
+        self._point = (AFTER, 0, 0, 0, 0, 0)
+        """Side, events and their digest, step, reads and passes."""
         self._variables: Noted | None = None
         self._since: dict[int, Batches] = {}
         """Passes that have ended since."""
@@ -115,7 +116,7 @@ class Followed(Loop):
                 one.batches.mark()
                 delivered = one.batches.delivered
         self._note(BOUNDARY, self.step, trace.events * 2 + side, len(trace.table), delivered)
-        self._point = (side, trace.events, trace.digest, self.step, len(self.seen.values))
+        self._point = (side, trace.events, trace.digest, self.step, len(self.seen.values), len(trace.table))
         self.seen.mark(trace.events)
         if self._since:
             self._since.clear()
@@ -191,21 +192,22 @@ class Followed(Loop):
         return self.main is not None and not self.main.training and not self.dirty and self.step > 0
 
     def _own_tree(self, record: Record | None) -> dict[str, Any]:
-        side, events, digest, step, seen = self._point
+        side, events, digest, step, seen, passes = self._point
         generators = {
             str(number): [generator.get_state() for generator in _generators(loader)]
             for number, loader in self.closed_loaders().items()
         }
         going_on = {one.number: one.batches for one in self.open_passes() if one.batches is not None}
+        going_on = {number: one for number, one in {**self._since, **going_on}.items() if number < passes}
         return {
             "random": rng.capture() if record is None else record.random,
-            "positions": {str(number): batches.position() for number, batches in {**self._since, **going_on}.items()},
+            "positions": {str(number): batches.position() for number, batches in going_on.items()},
             "epoch": self.place[0],
-            "passes": len(self.trace.table),
+            "passes": passes,
             "follow": {
                 "version": VERSION,
                 "point": {"side": side, "events": events, "digest": digest, "step": step},
-                "table": table_of(self.trace.table),
+                "table": table_of(self.trace.table[:passes]),
                 "seen": self.seen.content(seen),
                 "variables": self._variables_at(record),
                 "generators": generators,

@@ -134,6 +134,7 @@ class Replay:
         # Saved elsewhere than at the point, schedulers and what they set may be further than the point is. The replay
         # has brought them there.
         settings: dict[str, list[dict[str, Any]]] = {}
+        small = dict(objects.small)
         if not self.saved["exact"]:
             schedulers = torch.optim.lr_scheduler.LRScheduler
             objects.small = {name: one for name, one in objects.small.items() if not isinstance(one, schedulers)}
@@ -141,7 +142,6 @@ class Replay:
                 settings[name] = [
                     {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
                 ]
-        small = dict(objects.small)
         try:
             self._contents.put_into(objects)
         except (StateError, ValueError, RuntimeError, KeyError) as error:

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.adapters.state import Objects, rank_file, tree_of
 from holdfast.errors import CheckpointCorruptError
+from holdfast.memory import fresh_memory
 from holdfast.staging.images import parse
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.local import LocalBackend
@@ -41,7 +42,7 @@ class Contents:
             if _SHARD.fullmatch(entry.path):
                 self._shards.append(entry)
             elif entry.path.endswith(".safetensors") and (entry.path == own or not _RANK_FILE.fullmatch(entry.path)):
-                memory = memoryview(mmap.mmap(-1, max(1, entry.size)))[: entry.size]
+                memory = memoryview(fresh_memory(entry.size))[: entry.size]
                 read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
                 try:
                     self.loaded[entry.path] = parse(memory)
@@ -89,7 +90,7 @@ def _adapted(checkpoint: Checkpoint, run: dict[str, Any], rank: int, world: int)
     mine: dict[str, Any] = {"random": None, "positions": {}, "epoch": run["epoch"], "passes": run["passes"]}
     if entry is None:
         return mine
-    memory = memoryview(mmap.mmap(-1, max(1, entry.size)))[: entry.size]
+    memory = memoryview(fresh_memory(entry.size))[: entry.size]
     read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
     first = tree_of({entry.path: parse(memory)}, entry.path)
     for name, position in first["positions"].items():

@@ -30,8 +30,11 @@ RUN = "run.safetensors"
 GROUP_BYTES = 64 << 20
 """Most bytes of a file of an incremental checkpoint, unless one tensor alone has more."""
 
-Loaded = Mapping[str, tuple[dict[str, torch.Tensor], dict[str, str]]]
+Loaded = MutableMapping[str, tuple[dict[str, torch.Tensor], dict[str, str]]]
 """By path: the tensors and the metadata of a file."""
+
+_LINE = 64
+_SMALL = 64 << 10
 
 
 def rank_file(rank: int) -> str:
@@ -72,8 +75,21 @@ def tree_of(loaded: Loaded, path: str) -> Any:
 
 
 def _tree(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Any:
-    # Copies: torch's generators misread a state that is a view, and optimizers keep the tensors they are given.
+    # Copies: torch's generators misread a state that is a view.
     return decode(json.loads(metadata[METADATA]), {name: tensor.clone() for name, tensor in tensors.items()})
+
+
+def _taken(loaded: Loaded, path: str) -> Any:
+    """The state in a file, for somebody who keeps its tensors and writes to them: no one else has them from now on.
+
+    Large ones are not copied. They lie where torch would have put them, on whole cache lines.
+    """
+    tensors, metadata = loaded.pop(path)
+    own = {
+        name: tensor.clone() if tensor.nbytes < _SMALL or tensor.data_ptr() % _LINE else tensor
+        for name, tensor in tensors.items()
+    }
+    return decode(json.loads(metadata[METADATA]), own)
 
 
 class Objects:
@@ -175,11 +191,13 @@ class Objects:
         if not self._incremental:
             return [TensorImage(f"{name}.safetensors", {key: value.detach() for key, value in state.items()})]
         groups: list[tuple[bool, dict[str, torch.Tensor]]] = []
+        total = 0
         for trainable in (False, True):
             used = GROUP_BYTES
             for key, value in state.items():
                 if value.requires_grad == trainable:
-                    size = value.numel() * value.element_size()
+                    size = value.nbytes
+                    total += size
                     if used + size > GROUP_BYTES:
                         groups.append((trainable, {}))
                         used = 0
@@ -191,7 +209,6 @@ class Objects:
             path = f"{name}-{index:05d}-of-{len(groups):05d}.safetensors"
             images.append(TensorImage(path, tensors, volatile=trainable))
             weight_map.update(dict.fromkeys(tensors, path))
-        total = sum(value.numel() * value.element_size() for value in state.values())
         index_file = {"metadata": {"total_size": total}, "weight_map": weight_map}
         images.append(BytesImage(f"{name}.safetensors.index.json", json.dumps(index_file).encode()))
         return images
@@ -225,7 +242,7 @@ class Objects:
             for name, model in self.models.items():
                 _load_model(name, model, _model_tensors(name, loaded))
             for name, optimizer in self.optimizers.items():
-                optimizer.load_state_dict(tree_of(loaded, f"{name}.safetensors"))
+                optimizer.load_state_dict(_taken(loaded, f"{name}.safetensors"))
         for name, value in self.small.items():
             _restore(value, tree["objects"][name])
         return tree["run"]

@@ -201,10 +201,11 @@ def shield_workers(loader: Any) -> Any:
     return loader
 
 
-def calm() -> None:
-    """From here on this process leaves: that a child of it dies is no news any more."""
+def calm() -> Any:
+    """From here on this process leaves: that a child of it dies is no news any more. Returns the handler before."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return None
 
 
 def _settle_generators(loader: Any) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,10 +97,11 @@ class Attempt:
         except _FinishedBefore:
             return self._output_again()
         except BaseException as error:
-            calm()
-            notice = self.engine.notice
             self._crashed = True
+            notice, handler = self.engine.notice, calm()
             self.engine.crashed(error)
+            if handler is not None:
+                signal.signal(signal.SIGCHLD, handler)
             if notice is not None and self.host.saved_all(self.loop.step) and isinstance(error, Exception):
                 # A loader worker that died of the same signal, say: the run was told to leave, and is saved.
                 raise Preempted(self.settings.exit_code, self.loop.step, notice) from error

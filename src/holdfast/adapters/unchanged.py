@@ -47,16 +47,21 @@ class _Layout:
     @classmethod
     def of(cls, image: TensorImage) -> _Layout | None:
         """None: some of it cannot be watched."""
-        layout = cls(image.header, [], [])
+        pages: list[Range] = []
+        rest: list[Range] = []
+        has_devices = torch.cuda.is_initialized()
         for tensor in image.tensors:
-            if not tensor.is_cpu or not tensor.is_contiguous() or (torch.cuda.is_initialized() and tensor.is_pinned()):
+            if not tensor.is_cpu or not tensor.is_contiguous() or (has_devices and tensor.is_pinned()):
                 return None
-            begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
-            first, last = whole_pages(begin, tensor.nbytes) if tensor.nbytes >= _WATCHED_FROM else (end, end)
-            if first < last:
-                layout.pages.append((first, last))
-            layout.rest.extend(part for part in ((begin, first), (last, end)) if part[0] < part[1])
-        return layout if len(layout.pages) <= _MOST_RANGES else None
+            begin, size = tensor.data_ptr(), tensor.nbytes
+            end = begin + size
+            if size < _WATCHED_FROM:
+                rest.append((begin, end))
+            else:
+                first, last = whole_pages(begin, size)
+                pages.append((first, last))
+                rest += ((begin, first), (last, end))
+        return cls(image.header, pages, rest) if len(pages) <= _MOST_RANGES else None
 
     def read_rest(self) -> bytes:
         return b"".join(ctypes.string_at(begin, end - begin) for begin, end in self.rest)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
+from holdfast.memory import fresh_memory
 from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_range, flat_bytes
 from holdfast.staging.threads import for_each
 
@@ -54,12 +55,7 @@ class Arena:
         block = self._blocks.get(path)
         if block is None or len(block) < size:
             self._release(path)
-            block = self._blocks[path] = mmap.mmap(-1, max(size, mmap.PAGESIZE))
-            if hasattr(mmap, "MADV_HUGEPAGE") and size >= 4 << 20:
-                try:
-                    block.madvise(mmap.MADV_HUGEPAGE)
-                except OSError:
-                    pass
+            block = self._blocks[path] = fresh_memory(size, inherited=False)
         return memoryview(block)[:size]
 
     def prepare(self, images: Sequence[TensorImage | BytesImage]) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -41,6 +42,8 @@ _NAMES: dict[torch.dtype, str] = {
     torch.uint32: "U32",
     torch.uint64: "U64",
 }
+_PLACE = itemgetter(0, 1)
+_quoted = json.encoder.encode_basestring_ascii
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -86,19 +89,21 @@ class TensorImage:
         self.volatile = volatile
         """Whether the content is expected to differ from save to save."""
         # Whole cache lines first, then wide types first: every tensor then begins at a multiple of its element size.
-        ordered = sorted(tensors.items(), key=lambda item: (item[1].nbytes % _LINE != 0, -item[1].element_size()))
-        self.tensors = [tensor for _, tensor in ordered]
-        header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+        ordered = [(tensor.nbytes % _LINE != 0, -tensor.itemsize, name, tensor) for name, tensor in tensors.items()]
+        ordered.sort(key=_PLACE)
+        self.tensors = [tensor for _, _, _, tensor in ordered]
+        entries = [f'"__metadata__":{json.dumps({"format": "pt", **(metadata or {})})}']
         offset = 0
-        for name, tensor in ordered:
+        for _, _, name, tensor in ordered:
             try:
                 dtype = _NAMES[tensor.dtype]
             except KeyError:
                 raise TypeError(f"{name} has type {tensor.dtype}, which safetensors cannot hold") from None
-            size = tensor.nbytes
-            header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
-            offset += size
-        text = json.dumps(header, separators=(",", ":")).encode()
+            end = offset + tensor.nbytes
+            shape = [*tensor.shape]
+            entries.append(f'{_quoted(name)}:{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{offset},{end}]}}')
+            offset = end
+        text = f"{{{','.join(entries)}}}".encode()
         text += b" " * (-(8 + len(text)) % PAGE)
         self.header = len(text).to_bytes(8, "little") + text
         self.size = len(self.header) + offset

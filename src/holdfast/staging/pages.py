@@ -91,7 +91,7 @@ class Pages:
 
     def _request(self, kind: tuple[int, struct.Struct], *values: int, on: int | None = None) -> int:
         number, layout = kind
-        return fcntl.ioctl(self._watch if on is None else on, number, bytearray(layout.pack(*values)))
+        return int(fcntl.ioctl(self._watch if on is None else on, number, bytearray(layout.pack(*values))))
 
 
 def _are_private(ranges: Sequence[Range]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ import xxhash
 
 from holdfast.clock import Deadline
 from holdfast.errors import CheckpointCorruptError, StoreUnavailableError
+from holdfast.memory import HUGE, fresh_memory
 from holdfast.store.base import Backend, Sink
 from holdfast.store.manifest import FileEntry
 
@@ -30,8 +30,6 @@ IN_FLIGHT = 4
 
 WRITERS = 2
 """Threads that write: the disk has its next request before the last one is answered."""
-
-_HUGE = 2 << 20
 
 
 class Image(Protocol):
@@ -51,12 +49,8 @@ class ChunkPool:
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._owned: set[int] = set()
         self.deadline: Deadline | None = None
-        # In one piece, of large pages where the system has them: the kernel then hands the disk few long ranges.
-        memory = mmap.mmap(-1, count * CHUNK + _HUGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _HUGE
+        memory = fresh_memory(count * CHUNK + HUGE, inherited=False)
+        begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE
         for offset in range(begin, begin + count * CHUNK, CHUNK):
             buffer = (ctypes.c_char * CHUNK).from_buffer(memory, offset)
             self._owned.add(id(buffer))
@@ -265,7 +259,7 @@ def read_chunks(backend: Backend, folder: str, path: str, size: int) -> Iterator
     """A file in order, one chunk ahead of the reader. A chunk is valid until the next one is asked for."""
     step = min(backend.read_size, max(size, 1))
     # One with the reader, one that waits, one that is being filled.
-    pool = [memoryview(mmap.mmap(-1, step)) for _ in range(3)]
+    pool = [memoryview(fresh_memory(step)) for _ in range(3)]
     chunks = (
         (offset, pool[index % 3][: min(step, size - offset)]) for index, offset in enumerate(range(0, size, step))
     )

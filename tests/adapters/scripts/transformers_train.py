@@ -91,6 +91,14 @@ class Extra(Trainer):
             file.write(f"step {self.state.global_step}\n")
 
 
+def content(value) -> bytes:
+    """All bits of a value; of one that is spread over the ranks, all ranks ask."""
+    value = torch.as_tensor(value)
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
@@ -151,14 +159,14 @@ def main() -> None:
         resume = get_last_checkpoint(options.out) if os.path.isdir(options.out) else None
     for _ in range(options.times):
         output = trainer.train(resume_from_checkpoint=resume)
+    digest = hashlib.sha256()
+    for name, value in sorted(trainer.model.state_dict().items()):
+        digest.update(name.encode() + content(value))
+    model_digest = digest.hexdigest()
+    for state in trainer.optimizer.state.values() if trainer.optimizer is not None else ():
+        for value in state.values():
+            digest.update(content(value))
     if options.result and int(os.environ.get("RANK", "0")) == 0:
-        digest = hashlib.sha256()
-        for name, value in sorted(trainer.model.state_dict().items()):
-            digest.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
-        model_digest = digest.hexdigest()
-        for state in trainer.optimizer.state.values() if trainer.optimizer is not None else ():
-            for value in state.values():
-                digest.update(torch.as_tensor(value).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         result = {
             "digest": digest.hexdigest(),
             "model": model_digest,
