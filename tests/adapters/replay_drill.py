@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import faulthandler
 import json
 import os
 import runpy
@@ -175,8 +176,9 @@ def _fork(request: dict, rank: int, channel: socket.socket) -> int:
         if request["world"] > 1:
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(request["world"]), LOCAL_RANK=str(rank))
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(request["port"]))
-            os.environ.update(LOCAL_WORLD_SIZE=str(request["world"]))
+            os.environ.update(LOCAL_WORLD_SIZE=str(request["world"]), TORCHELASTIC_USE_AGENT_STORE="True")
         os.environ.update(request["env"])
+        faulthandler.register(signal.SIGUSR2)
         # As at the end of an interpreter: the error is printed and kept, then threads are told to end.
         try:
             train(request, rank)
@@ -232,18 +234,23 @@ class Server:
             "OUT": str(out),
             **spec.env,
         }
+        store = None
+        if spec.world > 1:  # as under torchrun: the launcher keeps the store of the job
+            import torch.distributed as dist
+
+            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         request = {
             "script": spec.script,
             "options": spec.options,
             "world": spec.world,
             "faults": spec.faults,
             "env": env,
-            "port": _free_port(),
+            "port": store.port if store is not None else 0,
             "log": str(out / "log"),
             "pids": str(out / "pids.json"),
         }
         print(json.dumps(request), file=self._file, flush=True)
-        return Job(spec, json.loads(self._file.readline()), self._channel, self._file)
+        return Job(spec, json.loads(self._file.readline()), self._channel, self._file, store)
 
     def run(self, spec: Spec, limit_s: float = 120.0) -> Outcome:
         return self.start(spec).wait(limit_s)
@@ -254,8 +261,8 @@ class Server:
 
 
 class Job:
-    def __init__(self, spec: Spec, pids: list[int], channel: socket.socket, file) -> None:
-        self.spec, self.pids, self._channel, self._file = spec, pids, channel, file
+    def __init__(self, spec: Spec, pids: list[int], channel: socket.socket, file, store) -> None:
+        self.spec, self.pids, self._channel, self._file, self._store = spec, pids, channel, file, store
         self.began = time.monotonic()
 
     def log(self) -> str:
@@ -265,20 +272,15 @@ class Job:
         """The outcome; a job that takes longer than ``limit_s`` is killed, and that is a failure."""
         ready, _, _ = select.select([self._channel], [], [], limit_s)
         if not ready:
-            log = self.log()
-            for pid in self.pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for number in (signal.SIGUSR2, signal.SIGKILL):  # the first makes them write their stacks
+                for pid in self.pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                time.sleep(1.0)
             self._file.readline()
-            raise AssertionError(f"the job hung for {limit_s} s:\n{log}")
+            raise AssertionError(f"the job hung for {limit_s} s:\n{self.log()}")
         codes = json.loads(self._file.readline())
         printed = [
             Path(f"{self.spec.dir}.out/log.printed-{rank}").read_text().splitlines() for rank in range(self.spec.world)
         ]
         return Outcome(codes, time.monotonic() - self.began, printed, self.log())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -110,6 +110,8 @@ class Fit:
         self.batch = 0
         """Batches done in this epoch."""
         self.finished = False
+        self.past = False
+        """The run had come further than this call already."""
         self.callbacks: Any = None
         self.data: Data | None = None
         self.logs: Any = None

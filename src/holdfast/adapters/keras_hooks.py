@@ -102,6 +102,7 @@ def _follow(fit: Fit, callbacks: Any) -> None:
     train_begin, train_end = callbacks.on_train_begin, callbacks.on_train_end
     epoch_begin, epoch_end = callbacks.on_epoch_begin, callbacks.on_epoch_end
     batch_end, test_begin = callbacks.on_train_batch_end, callbacks.on_test_begin
+    run = fit.run
 
     def on_train_begin(logs: Any = None) -> None:
         train_begin(logs)
@@ -114,6 +115,8 @@ def _follow(fit: Fit, callbacks: Any) -> None:
     def on_train_batch_end(batch: int, logs: Any = None) -> None:
         fit.told = True
         fit.logs = logs
+        if run.kept is not None:
+            run.kept.keep(run.step + fit.in_flight)
         batch_end(batch, logs)
 
     def on_test_begin(logs: Any = None) -> None:

@@ -9,6 +9,7 @@ two boundaries in turn; beside it lies what changes only with a pass over the da
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import random
@@ -27,7 +28,7 @@ _WORDS = 625
 
 
 class KeptState:
-    """The last two boundaries of this rank. :meth:`keep` is called once per step."""
+    """The last two steps of this rank, each as it was computed. :meth:`keep` is called once per step."""
 
     def __init__(self, path: str, variables: Mapping[str, Any]) -> None:
         self._path = path
@@ -45,13 +46,21 @@ class KeptState:
         self._marks = self._memory[: _MARKS.size].cast("Q")
 
     def keep(self, step: int) -> None:
-        """The state is now that of the end of ``step``."""
+        """``step`` is computed; the callbacks have not heard of it yet."""
         turn = step % 2
         self._marks[turn] = 0
         slot = self._memory[_HEADER + turn * self._slot : _HEADER + (turn + 1) * self._slot]
         _write_random(slot)
         slot[self._slot - self._bytes :] = self._gather()
         self._marks[turn] = step + 1  # last: until then it is no record
+
+    def keep_random(self, step: int) -> None:
+        """Callbacks may have drawn random numbers since."""
+        turn = step % 2
+        if self._marks[turn] == step + 1:
+            self._marks[turn] = 0
+            _write_random(self._memory[_HEADER + turn * self._slot :])
+            self._marks[turn] = step + 1
 
     def keep_pass(self, tree: dict[str, Any]) -> None:
         """What does not change until the end of the pass."""
@@ -143,16 +152,19 @@ def _copies(variables: Mapping[str, Any]) -> dict[str, Any]:
     for name, variable in variables.items():
         for number, copy in enumerate(keras_tensorflow.replicas(variable) or [variable]):
             found[f"{name}@{number}"] = copy
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[1].dtype.name))
 
 
 def _gatherer(copies: list[Any]) -> Any:
     """Reads them all in one call; returns their bytes."""
     import tensorflow as tf
 
-    def flat(copy: Any) -> Any:
-        value = tf.cast(copy, tf.uint8) if copy.dtype == tf.bool else tf.bitcast(copy, tf.uint8)
-        return tf.reshape(value, [-1])
+    def flat() -> Any:
+        parts = []
+        for dtype, group in itertools.groupby(copies, key=lambda copy: copy.dtype):
+            values = tf.concat([tf.reshape(copy, [-1]) for copy in group], 0)
+            parts.append(tf.cast(values, tf.uint8) if dtype == tf.bool else tf.bitcast(values, tf.uint8))
+        return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
 
-    gather = tf.function(lambda: tf.concat([flat(copy) for copy in copies], 0), autograph=False)
+    gather = tf.function(flat, autograph=False)
     return lambda: memoryview(gather().numpy())

@@ -71,7 +71,8 @@ class KerasRun:
         self._ends: dict[int, list[Adopted]] = {}
         self._loaded: tuple[Checkpoint, dict[str, Any], memoryview] | None = None
         self._size = 0
-        self._kept: KeptState | None = None
+        self.kept: KeptState | None = None
+        """Where there are other workers, what they need if this one dies."""
         self._kept_count = 0
         self._told_training = False
         self._closed = False
@@ -136,6 +137,7 @@ class KerasRun:
 
     def _load_end(self, fit: Fit, checkpoint: Checkpoint) -> None:
         """Of a call that was finished before the one that was interrupted."""
+        fit.past = True
         folder = end_folder(fit.number)
         entries = {entry.path: entry for entry in checkpoint.manifest.files}
         own = entries.get(f"{folder}/{rank_file(self.host.rank)}") or entries.get(f"{folder}/{rank_file(0)}")
@@ -172,7 +174,7 @@ class KerasRun:
         fit.finished = True
         self.in_step = False
         self.pending = True
-        if fit.mode is not Mode.DONE:
+        if fit.mode is not Mode.DONE and not fit.past:
             self.at_boundary()
             self._commit_end(fit)
         self.epochs_before = fit.epochs_done()
@@ -193,8 +195,8 @@ class KerasRun:
     def note_boundary(self) -> None:
         """A step is complete: leave word of it for whoever finds this process dead."""
         self.box.note(self.step)
-        if self._kept is not None:
-            self._kept.keep(self.step)
+        if self.kept is not None:
+            self.kept.keep_random(self.step)
 
     def note_pass(self) -> None:
         """The first step of a pass over the data is done: all variables are there."""
@@ -202,14 +204,14 @@ class KerasRun:
         if self.host.session.world == 1 or self.box.path is None or fit is None:
             return
         variables = fit.framework.moving(fit.model)
-        if self._kept is None or len(variables) != self._kept_count:
-            self._kept, self._kept_count = KeptState(self.box.path, variables), len(variables)
-        self._kept.keep_pass(fit.at_pass())
-        self._kept.keep(self.step)
+        if self.kept is None or len(variables) != self._kept_count:
+            self.kept, self._kept_count = KeptState(self.box.path, variables), len(variables)
+        self.kept.keep_pass(fit.at_pass())
+        self.kept.keep(self.step)
 
     def put_back(self) -> bool:
         """Undo what a step in flight may have changed; False if that was not kept."""
-        return self._kept is not None and self._kept.put_back(self.step)
+        return self.kept is not None and self.kept.put_back(self.step)
 
     def fail(self, error: BaseException) -> None:
         """A call of fit was left by an exception."""
@@ -235,8 +237,8 @@ class KerasRun:
         self._closed = True
         self.host.close()
         if self.host.saved_all(self.step):
-            if self._kept is not None:
-                self._kept.remove()
+            if self.kept is not None:
+                self.kept.remove()
             self.box.remove()
 
     @property
@@ -297,7 +299,7 @@ class KerasRun:
             return [weights, *self._earlier(fit.number)]
 
         def of(rank: int) -> Sequence[Image] | None:
-            found = self._kept.of(self._box_of(rank), self.step) if self._kept is not None else None
+            found = self.kept.of(self._box_of(rank), self.step) if self.kept is not None else None
             return None if found is None else [tree_image(rank_file(rank), _as_rank(state, found))]
 
         if live:
@@ -352,13 +354,13 @@ def _accuracy(logs: dict[str, Any], prefix: str) -> float | None:
 
 def _as_rank(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """The state of a rank that is gone: what it kept, and for the rest what this rank has, which did the same."""
-    variables = {**mine["variables"], **{name: found["variables"][name] for name in mine["variables"]}}
+    kept = {name: value for name, value in found["variables"].items() if name in mine["variables"]}
     return {
         **mine,
         "random": {**mine["random"], **found["random"]},
         "began_random": found["began_random"],
         "data": {**mine["data"], **found["data"]},
-        "variables": variables,
+        "variables": {**mine["variables"], **kept},
     }
 
 

@@ -24,6 +24,10 @@ from holdfast.config import Settings
 log = logging.getLogger("holdfast")
 
 
+_SET_FROM_OUTSIDE = ("optimizer/", "hyper/")
+"""Extras that no step changes, such as a learning rate: only callbacks do."""
+
+
 class TfKeras:
     """What tf-keras calls things."""
 
@@ -142,7 +146,8 @@ class TfKeras:
         return keras_tensorflow.is_peer_lost(error)
 
     def moving(self, model: Any) -> dict[str, Any]:
-        return {**self.extras(model), "iterations": model.optimizer.iterations}
+        moved = {name: variable for name, variable in self.extras(model).items() if not name.startswith(_SET_FROM_OUTSIDE)}
+        return {**moved, "iterations": model.optimizer.iterations}
 
     def doubts(self, fit: Fit) -> list[str]:
         ops: set[str] = set()

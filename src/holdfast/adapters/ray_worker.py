@@ -29,6 +29,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 from holdfast.adapters import registry
 from holdfast.adapters.loop import Loop
 from holdfast.adapters.ray_drain import DrainSource, draining
+from holdfast.adapters.ray_loader import know_rays_loaders
 from holdfast.adapters.ray_marker import Marker, leave_marker, remove_marker
 from holdfast.adapters.ray_reports import Reporting, note_reports
 from holdfast.adapters.ray_storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
@@ -102,6 +103,7 @@ class Worker:
         """Before the training function is started."""
         listen(self.settings.signals)
         surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self._started))
+        know_rays_loaders()
         for adapter in registry.ADAPTERS:  # of frameworks that this process imported before it was told to act
             for trigger in adapter.triggers:
                 if adapter.name not in ("ray", "replay") and trigger in sys.modules:

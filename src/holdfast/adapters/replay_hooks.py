@@ -17,6 +17,8 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from holdfast.adapters.replay_passes import KINDS
+
 _SCHEDULERS = (
     lr_scheduler.LRScheduler,
     lr_scheduler.ReduceLROnPlateau,
@@ -88,7 +90,7 @@ class Hooks:
     def watch_loaders(self) -> None:
         """Also those of packages that were imported since."""
         watcher = self._watcher
-        kinds = [DataLoader]
+        kinds = [DataLoader, *KINDS]
         torchdata = sys.modules.get("torchdata.stateful_dataloader")
         if torchdata is not None:
             kinds.append(torchdata.StatefulDataLoader)

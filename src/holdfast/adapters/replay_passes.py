@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _VIEW = "_holdfast_view"
 
+KINDS: dict[type, Any] = {}
+"""Loaders of a framework that have an ``__iter__`` of their own, each with the kind of :class:`Batches` for its passes."""
+
 
 class Guide(Protocol):
     """Who is told of the fetches of a script."""
@@ -58,7 +61,8 @@ class Watched(Pass):
         guide = self._guide
         guide.busy = True
         try:
-            self.batches = Batches(plain_view(self.loader), position)
+            kind = KINDS.get(type(self.loader))
+            self.batches = kind(self.loader, position) if kind else Batches(plain_view(self.loader), position)
         finally:
             guide.busy = False
 
@@ -114,7 +118,8 @@ class Samples:
         key = (id(loader.dataset), loader.batch_size, id(loader.collate_fn), id(type(loader)))
         if key not in self._known:
             self._kept.append((loader.dataset, loader.collate_fn))  # so that their ids stay theirs
-            self._known[key] = _first_batch(loader)
+            kind, batch = KINDS.get(type(loader)), _first_batch(loader)
+            self._known[key] = kind.adapt(loader, batch) if kind else batch
         return clone_batch(self._known[key])
 
 

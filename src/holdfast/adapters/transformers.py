@@ -27,7 +27,7 @@ _MARK = "_holdfast"
 
 def install(module: ModuleType) -> None:
     """Patch ``transformers.trainer``, which was just imported."""
-    trainer: Any = module.Trainer  # type: ignore[attr-defined]
+    trainer: Any = module.Trainer
     if hasattr(trainer.train, _MARK):
         return
     original = trainer.train
@@ -78,7 +78,13 @@ def _cannot(trainer: Any, trial: Any) -> str | None:
         return "DeepSpeed keeps the state to itself"
     if getattr(trainer, "is_fsdp_xla_enabled", False) or "torch_xla" in sys.modules:
         return "it runs on XLA"
-    if trainer.is_distributed_loading_by_transformers:
+    from holdfast.adapters.transformers_watch import NEEDED
+
+    missing = [name for name in NEEDED if not hasattr(trainer, name)]
+    if missing:
+        version = importlib.import_module("transformers").__version__
+        return f"transformers {version} has another training loop, without {missing[0]}; use 5.22 or one like it"
+    if getattr(trainer, "is_distributed_loading_by_transformers", False):
         return "its model was sharded while it was loaded, and the Trainer cannot resume such a model"
     return None
 
@@ -117,7 +123,7 @@ def _give_back(trainer: Any) -> None:
 
 def _skip_unfinished(utils: ModuleType) -> None:
     """Change the function itself: scripts may have imported it already."""
-    function: Any = utils.get_last_checkpoint  # type: ignore[attr-defined]
+    function: Any = utils.get_last_checkpoint
     if not hasattr(function, _MARK):
         setattr(utils, "_holdfast_last_checkpoint", _last_checkpoint)
         function.__code__ = _get_last_checkpoint.__code__

@@ -66,6 +66,7 @@ class TrainerLoop(Loop):
         self._metrics_owner = False
         self._event: torch.cuda.Event | None = None
         self._seen_buffers = 0
+        self._unprepared = True
 
     # ------------------------------------------------------------------ called by the training thread
 
@@ -126,7 +127,14 @@ class TrainerLoop(Loop):
         self.step = step
         self.pending = not self.sharded
         self.dirty = False
+        if self._unprepared and self.saver is not None and trainer.args.save_strategy.value != "no":
+            self.prepare()
         self.look_in()
+
+    def start_over(self, step: int) -> None:
+        """The Trainer begins again at the step that this attempt began with."""
+        self.pending, self.dirty, self.point = True, False, None
+        self.step = step
 
     def look_in(self) -> None:
         """Stop here if that is agreed. Nothing is decided by passing."""
@@ -218,8 +226,9 @@ class TrainerLoop(Loop):
 
     def prepare(self) -> None:
         """Get memory for copies. Names and sizes are those of a plain model; others get theirs at the first save."""
-        if self.rank != 0:
+        if self.rank != 0 or self.sharded or not self._unprepared:
             return
+        self._unprepared = False
         models, optimizers = self.objects.models.values(), self.objects.optimizers.values()
         weights = [value for model in models for value in model.parameters()]
         states = [
@@ -310,6 +319,8 @@ class TrainerLoop(Loop):
         }
 
     def _own_tree_at(self, point: Point, inexact: list[str]) -> dict[str, Any]:
+        if getattr(self._trainer, "_buffered_inputs", None) is not None:
+            inexact.append("what the model generated for the steps ahead is generated anew")
         random = point.random
         if random is None:
             record = _record_of(self.box.records(), point.step)

@@ -14,9 +14,14 @@ _HELD_OUT = ("eval", "val", "test")
 _NO_TRAINING = ("eval", "val", "test", "aux", "best")
 
 
-def look(trainer: Any, loop: Loop, host: Host) -> Progress:
-    """How the run is going, right across attempts: everything comes from the Trainer's state, which is resumed."""
+def look(trainer: Any, before: Any, loop: Loop, host: Host) -> Progress:
+    """How the run is going, right across attempts: everything comes from the Trainer's state, which is resumed.
+
+    ``before``: the state that it will go on with, until it does.
+    """
     state = trainer.state
+    if before is not None and state.global_step < before.global_step:
+        state = before
     logs = list(state.log_history)
     total_epochs = trainer.args.num_train_epochs
     if trainer.args.max_steps > 0 or not total_epochs:

@@ -53,6 +53,12 @@ class Start:
     """The step of a checkpoint that the Trainer wrote without holdfast."""
 
     @property
+    def step(self) -> int:
+        if self.checkpoint is not None:
+            return self.checkpoint.step
+        return self.foreign_step or 0
+
+    @property
     def exact(self) -> bool:
         """Whether all is known that an exact resume needs."""
         return self.run is not None and self.mine is not None
@@ -94,12 +100,12 @@ def _chosen(host: Host, explicit: str | None) -> dict[str, Any]:
     backends = host.session.backends
     ours = list(whole(backends)) if host.settings.resume != "never" else []
     full = [checkpoint for checkpoint in ours if not _model_only(checkpoint)]
-    newest = (full or ours or [None])[0]
+    newest = next(iter(full or ours), None)
     choice: dict[str, Any] = {"path": None, "model_only": not full}
     if explicit is not None:
         if newest is not None and (_same(newest, explicit) or _origin(newest) == os.path.abspath(explicit)):
             return choice  # the script names the newest itself; or it is what grew out of the one that it names
-        _set_aside(backends, lambda step: step > _step_at(explicit), f"this run begins at {explicit}, as told")
+        set_aside(backends, lambda step: step > _step_at(explicit), f"this run begins at {explicit}, as told")
         return {**choice, "path": os.path.abspath(explicit)}
     if host.settings.resume == "never":
         return choice
@@ -109,7 +115,7 @@ def _chosen(host: Host, explicit: str | None) -> dict[str, Any]:
             problem = unfit(folder)
             if problem is not None:
                 log.warning("%s is not used: %s", folder, problem)
-                _set_aside([backend], lambda step, name=name: step == step_of(name), "it is not whole")
+                set_aside([backend], lambda step, name=name: step == step_of(name), "it is not whole")
             elif newest is None or (step_of(name) or 0) > newest.step:
                 log.warning("resuming from %s, which was written without holdfast", folder)
                 return {**choice, "path": folder}
@@ -148,7 +154,7 @@ def _step_at(path: str) -> int:
         return step_of(os.path.basename(os.path.normpath(path))) or 0
 
 
-def _set_aside(backends: Any, which: Any, why: str) -> None:
+def set_aside(backends: Any, which: Any, why: str) -> None:
     """Move checkpoints out of the way, so that a later start does not take them for the newest of this run."""
     for backend in backends:
         names = [name for name in backend.names() if which(step_of(name))]

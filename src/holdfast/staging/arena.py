@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from holdfast.memory import fresh_memory
+from holdfast.memory import lasting_memory
 from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_range, flat_bytes
 from holdfast.staging.threads import for_each
 
@@ -55,7 +55,7 @@ class Arena:
         block = self._blocks.get(path)
         if block is None or len(block) < size:
             self._release(path)
-            block = self._blocks[path] = fresh_memory(size, inherited=False)
+            block = self._blocks[path] = lasting_memory(size)
         return memoryview(block)[:size]
 
     def prepare(self, images: Sequence[TensorImage | BytesImage]) -> None:

@@ -18,7 +18,7 @@ import xxhash
 
 from holdfast.clock import Deadline
 from holdfast.errors import CheckpointCorruptError, StoreUnavailableError
-from holdfast.memory import HUGE, fresh_memory
+from holdfast.memory import HUGE, fresh_memory, lasting_memory
 from holdfast.store.base import Backend, Sink
 from holdfast.store.manifest import FileEntry
 
@@ -49,8 +49,10 @@ class ChunkPool:
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._owned: set[int] = set()
         self.deadline: Deadline | None = None
-        memory = fresh_memory(count * CHUNK + HUGE, inherited=False)
+        memory = lasting_memory(count * CHUNK + HUGE)
         begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE
+        for offset in range(begin, len(memory), HUGE):
+            memory[offset] = 0  # gets the page now and not when there is a deadline
         for offset in range(begin, begin + count * CHUNK, CHUNK):
             buffer = (ctypes.c_char * CHUNK).from_buffer(memory, offset)
             self._owned.add(id(buffer))

@@ -129,13 +129,13 @@ class Net(L.LightningModule):
 class Beat(L.Callback):
     """Says which step is done, for who watches from outside, and how long training took."""
 
-    seconds = 0.0
+    seconds = cpu_seconds = 0.0
 
     def on_train_start(self, trainer, pl_module):
-        self.began = time.perf_counter()
+        self.began = time.perf_counter(), time.process_time()
 
     def on_train_end(self, trainer, pl_module):
-        self.seconds = time.perf_counter() - self.began
+        self.seconds, self.cpu_seconds = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if not args.silent:
@@ -202,6 +202,7 @@ result = {
     "waited": stop.wait_count,
     "seen": model.seen,
     "seconds": beat.seconds,
+    "cpu_seconds": beat.cpu_seconds,
 }
 (out / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
 sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -66,6 +67,7 @@ def main():
             dist.all_reduce(mean)
             if rank == 0:
                 print(f"step {steps} loss {mean.item() / world:.8f}", flush=True)
+            time.sleep(float(os.environ.get("PAUSE", "0")))
         if rank == 0:
             print(f"epoch {epoch} correct {evaluate(net, held_out)}", flush=True)
         dist.barrier()

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 class Noisy(Dataset):
     """Samples with random augmentation."""
 
-    def __init__(self, size, seed):
+    def __init__(self, size, seed, noise):
+        self.noise = noise
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.randn(size, 8, generator=generator)
         self.y = self.x.sum(dim=1, keepdim=True).sin()
@@ -27,7 +28,8 @@ class Noisy(Dataset):
         return len(self.x)
 
     def __getitem__(self, index):
-        return self.x[index] + 0.01 * torch.randn(8), self.y[index]
+        x = self.x[index]
+        return x + self.noise * torch.randn(8) if self.noise else x, self.y[index]
 
 
 def train_func(config):
@@ -40,9 +42,10 @@ def train_func(config):
     )
     model = prepare_model(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loader = DataLoader(Noisy(config["samples"], 1), batch_size=4, shuffle=True, num_workers=config["loader_workers"])
+    noise, workers = config["noise"], config["loader_workers"]
+    loader = DataLoader(Noisy(config["samples"], 1, noise), batch_size=4, shuffle=True, num_workers=workers)
     loader = prepare_data_loader(loader)
-    validation = DataLoader(Noisy(16, 2), batch_size=8)
+    validation = DataLoader(Noisy(16, 2, noise), batch_size=8)
     accumulate = 2
     steps = config["epochs"] * (len(loader) // accumulate)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=steps)
@@ -111,6 +114,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--samples", type=int, default=160)
     parser.add_argument("--loader-workers", type=int, default=1)
+    parser.add_argument("--noise", type=float, default=0.01)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--evaluation-s", type=float, default=0.0)
     parser.add_argument("--max-failures", type=int, default=0)
