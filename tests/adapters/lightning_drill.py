@@ -250,3 +250,12 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def journal(folder: str) -> list[dict]:
+    from holdfast.progress import read_journal
+
+    try:
+        return list(read_journal(Path(folder, ".holdfast", "journal.jsonl")))
+    except OSError:
+        return []

@@ -9,7 +9,6 @@ import json
 import os
 import runpy
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -86,7 +85,6 @@ def _inject(request: dict, rank: int) -> None:
     from holdfast.testing.faults import Fault, Injector
 
     injector = Injector(rank, [Fault(**fault) for fault in request["faults"]])
-    carry_out = injector._carry_out
 
     def at(phase: str, step: int) -> None:
         for fault in injector.faults:  # ranks become processes when they are known
@@ -96,8 +94,6 @@ def _inject(request: dict, rank: int) -> None:
                     rank, step, phase, fault.action, [pids[other] for other in fault.also], fault.skew_s
                 )
         injector.reached(phase, step)
-
-    assert carry_out is not None
 
     class Faults(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, **kwargs):
@@ -321,6 +317,16 @@ class Job:
         return Outcome(codes, time.monotonic() - self.began, self.log(), result)
 
 
+_shared: list[Server] = []
+
+
+def shared() -> Server:
+    """One server for all test modules."""
+    if not _shared:
+        _shared.append(Server())
+    return _shared[0]
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -334,8 +340,3 @@ def journal(folder: str) -> list[dict]:
         return list(read_journal(Path(folder, ".holdfast", "journal.jsonl")))
     except OSError:
         return []
-
-
-def forget(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(f"{folder}.out", ignore_errors=True)

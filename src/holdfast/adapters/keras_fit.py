@@ -143,6 +143,8 @@ class Fit:
         self.run.listen_again()
         if self._loaded is not None:
             self.framework.build(self)
+        if self.mode is Mode.END and self.data is not None and self.position is not None:
+            self.data.repeat_all(self.position["data"])
         if self.mode is Mode.END or (self.mode is Mode.GO_ON and not self.batch):
             # Between two epochs: what comes with the beginning of the next one is still to be done.
             self.apply()

@@ -115,8 +115,6 @@ class KerasRun:
             folder, _, path = entry.path.partition("/")
             if path:
                 self._ends.setdefault(int(folder.removeprefix("fit-")), []).append(_adopted(checkpoint, entry, path))
-        if checkpoint.manifest.complete and self.host.rank == 0:
-            log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", self.step)
 
     def begin(self, framework: Framework, model: Any, first: int, epochs: int) -> Fit:
         """A call of fit begins, in the training thread."""
@@ -127,6 +125,13 @@ class KerasRun:
             if number == state["fit"]:
                 fit.load(state, weights)
                 self._loaded = None
+                if fit.mode is Mode.DONE:
+                    self._keep_end(fit, checkpoint)
+                    log.warning(
+                        "fit %d was complete at step %d and is not trained again; HOLDFAST_RESUME=never starts anew",
+                        number,
+                        self.step,
+                    )
             elif number < state["fit"]:
                 self._load_end(fit, checkpoint)
         self.fit = fit
@@ -188,8 +193,11 @@ class KerasRun:
         saver = self.host.saver
         if manifest is None or saver is None or saver.committed_at is None or manifest.step != self.step:
             return
-        checkpoint = Checkpoint(manifest.name, saver.committed_at, manifest)
-        own = [entry for entry in manifest.files if "/" not in entry.path]
+        self._keep_end(fit, Checkpoint(manifest.name, saver.committed_at, manifest))
+
+    def _keep_end(self, fit: Fit, checkpoint: Checkpoint) -> None:
+        """Later checkpoints refer to what this call has left, which lies in ``checkpoint``."""
+        own = [entry for entry in checkpoint.manifest.files if "/" not in entry.path]
         self._ends[fit.number] = [_adopted(checkpoint, entry, entry.path) for entry in own]
 
     def note_boundary(self) -> None:

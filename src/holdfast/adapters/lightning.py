@@ -10,7 +10,7 @@ that trainer, and otherwise calls what it wraps:
 ``CombinedLoader.__iter__``            a pass over the data, which can be continued
 ``_Sequential``                        a pass over validation data, whose workers do not die of a SIGTERM to all
 ``_TrainingEpochLoop.advance``         a batch: the boundary of a step is at its end
-``_EvaluationLoop._evaluation_step``   a notice does not wait for the end of a validation
+``_EvaluationLoop``                    a notice does not wait for the end of a validation
 ``Precision._after_closure``           from here to the boundary, weights and counters disagree
 SIGTERM and what Lightning does of it  ours: its own handler talks to other ranks from inside the handler, and its
                                        loop asks all ranks at each batch
@@ -65,7 +65,9 @@ def install(module: Any) -> None:
     _patch(epoch_loop, "advance", _advance)
     _patch(epoch_loop, "reset", _reset)
     _patch(epoch_loop, "_broadcast_sigterm_tensor", _broadcast)
-    _patch(part("loops.evaluation_loop")._EvaluationLoop, "_evaluation_step", _evaluation_step)
+    evaluation_loop = part("loops.evaluation_loop")._EvaluationLoop
+    _patch(evaluation_loop, "run", _evaluate)
+    _patch(evaluation_loop, "_evaluation_step", _evaluation_step)
     _patch(part("loops.optimization.automatic")._AutomaticOptimization, "run", _optimize)
     _patch(part("plugins.precision.precision").Precision, "_after_closure", _after_closure)
     _patch(combined.CombinedLoader, "__iter__", _iterate)
@@ -172,7 +174,7 @@ def _advance(original: Any) -> Any:
             original(epoch_loop, data_fetcher)
         elif fit.before_batch(epoch_loop):
             original(epoch_loop, data_fetcher)
-            fit.after_batch(epoch_loop, data_fetcher)
+            fit.after_batch(epoch_loop)
 
     return advance
 
@@ -231,6 +233,16 @@ def _after_closure(original: Any) -> Any:
             fit.steps.before_update()
 
     return after_closure
+
+
+def _evaluate(original: Any) -> Any:
+    def run(loop: Any) -> Any:
+        fit = _fit_of(loop.trainer)
+        if fit is not None and fit.steps is not None and not loop.trainer.sanity_checking:
+            fit.steps.begin_validation()
+        return original(loop)
+
+    return run
 
 
 def _evaluation_step(original: Any) -> Any:

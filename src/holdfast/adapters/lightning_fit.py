@@ -18,10 +18,9 @@ from holdfast.adapters.lightning_data import Pass
 from holdfast.adapters.lightning_loop import CHECKPOINT, RUN, Steps
 from holdfast.adapters.lightning_state import put_averages, put_logged, put_metric_states
 from holdfast.adapters.place import torch_place
-from holdfast.adapters.restore import _adapted
 from holdfast.adapters.state import Objects, rank_file, read_tree
 from holdfast.config import Settings
-from holdfast.errors import CheckpointCorruptError, Preempted, StoreError
+from holdfast.errors import CheckpointCorruptError, Preempted, StateError, StoreError
 from holdfast.home import default_location
 from holdfast.progress import Progress
 from holdfast.store.checkpoints import Checkpoint
@@ -103,7 +102,8 @@ class Fit:
 
     def load(self, connector: Any, original: Any, path: Any, weights_only: bool | None) -> None:
         """In place of Lightning's own loading: from the newest whole checkpoint, if there is one."""
-        self.host = host = Host(self.settings, torch_place())
+        self._place = torch_place()
+        self.host = host = Host(self.settings, self._place)
         loaded: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         checkpoint = host.resume(lambda found: loaded.__setitem__(slice(None), [self._read(found, weights_only)]))
         if path or checkpoint is None:
@@ -136,17 +136,19 @@ class Fit:
 
         run = read_tree(bytearray(content(RUN)))
         loaded = torch.load(_Memory(content(CHECKPOINT)), map_location="cpu", weights_only=bool(weights_only))
-        if checkpoint.manifest.world_size == world and rank_file(rank) in entries:
+        saved = checkpoint.manifest.world_size
+        if saved == world and rank_file(rank) in entries:
             return loaded, run, read_tree(bytearray(content(rank_file(rank))))
         if rank == 0:
             log.warning(
                 "%s was saved by %d ranks and is loaded by %d: parameters are exact, random state and data position "
                 "are carried over as closely as possible",
                 checkpoint.name,
-                checkpoint.manifest.world_size,
+                saved,
                 world,
             )
-        return loaded, run, _adapted(checkpoint, run, rank, world)
+        first = read_tree(bytearray(content(rank_file(0)))) if rank_file(0) in entries else {}
+        return loaded, run, _adapted(first, run, saved, rank, world)
 
     def begin(self) -> None:
         """The trainer is set up, and training is about to start."""
@@ -154,7 +156,7 @@ class Fit:
         trainer, host = self.trainer, self.host
         optimizers = {f"optimizer_{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
         objects = Objects({"model": trainer.strategy.model, **optimizers}, host.rank, incremental=False)
-        steps = Steps(trainer, objects, BlackBox(host.box_path(), host.rank), host.rank, rescue=self.settings.rescue)
+        steps = Steps(trainer, objects, BlackBox(host.box_path(), host.rank), self._place, rescue=self.settings.rescue)
         run = self._run
         if run is None:
             steps.step = trainer.global_step
@@ -176,7 +178,7 @@ class Fit:
             trainer.fit_loop.epoch_loop.max_steps = steps.step + 1
         if run is not None and not self._resuming:
             self._put_values()
-            rng.restore(self._mine["random"])
+            self._put_random()
 
     @property
     def is_complete(self) -> bool:
@@ -204,7 +206,13 @@ class Fit:
         if steps.data is not None:
             steps.data.close(keep_persistent=True)
         combined._state_dicts = list  # what a loader would tell of itself is not where training is
-        data = Pass(combined, self._modes, ahead, position)
+        try:
+            data = Pass(combined, self._modes, ahead, position)
+        except StateError as error:
+            if not self._mine.get("adapted"):
+                raise
+            log.warning("the epoch begins again with its first batch: %s", error)
+            data = Pass(combined, self._modes, ahead, None)
         steps.begin_pass(data)
         self._first = True
         return data.iterator
@@ -221,7 +229,7 @@ class Fit:
             steps.pause()
         return True
 
-    def after_batch(self, epoch_loop: Any, fetcher: Any) -> None:
+    def after_batch(self, epoch_loop: Any) -> None:
         """A batch is done."""
         steps = self.steps
         assert steps is not None
@@ -232,12 +240,7 @@ class Fit:
         step = epoch_loop.global_step
         if step == steps.step:
             return  # gradients are being accumulated
-        last = epoch_loop._num_ready_batches_reached()
-        steps.reach(
-            step,
-            epochs_done=self.trainer.current_epoch + 1 if last else None,
-            validates=epoch_loop._should_check_val_fx(fetcher),
-        )
+        steps.reach(step, self.trainer.current_epoch + 1 if epoch_loop._num_ready_batches_reached() else None)
         every = self.settings.progress_every
         if every and self.host is not None and step % every == 0:
             self.host.poke()
@@ -260,7 +263,10 @@ class Fit:
         self._tell_training()
         self._first = False
         self.steps.first_batch()
-        if self._mine["random"] is not None:
+        self._put_random()
+
+    def _put_random(self) -> None:
+        if self._mine.get("random") is not None:
             rng.restore(self._mine["random"])
 
     def _tell_training(self) -> None:
@@ -338,6 +344,26 @@ class Fit:
             by_epochs = math.ceil(batches / self.trainer.accumulate_grad_batches) * epochs
         total = min(limit, by_epochs)
         return None if total == math.inf else int(total)
+
+
+def _adapted(first: dict[str, Any], run: dict[str, Any], saved: int, rank: int, world: int) -> dict[str, Any]:
+    """A rank's part where the number of ranks has changed: rank 0's position by samples, random numbers of its own.
+
+    The counters of batches in ``run`` are changed with it.
+    """
+    data, random = first.get("data"), first.get("random")
+    if data is not None:
+        for position in data["loaders"].values():
+            delivered = position["delivered"] * saved // world
+            if "skip" in position:
+                position["skip"] = max(0, position["skip"] + delivered - position["delivered"])
+            position.update(delivered=delivered, total=None, workers=[])
+        data["index"] = data["index"] * saved // world
+    batches = run["loops"]["epoch_loop.batch_progress"]
+    batches["current"] = {name: count * saved // world for name, count in batches["current"].items()}
+    if rank and random is not None:
+        random["torch"] = torch.Generator().manual_seed(run["step"] * 1_000_003 + rank).get_state()
+    return {"random": random, "data": data, "adapted": True}
 
 
 def _more(one: Any, other: Any) -> bool:

@@ -28,6 +28,7 @@ from holdfast.adapters.lightning_state import (
     metric_states,
 )
 from holdfast.adapters.loop import Loop, _record_of
+from holdfast.adapters.session import Place
 from holdfast.adapters.state import Objects, rank_file, total_bytes, tree_image
 from holdfast.boxes import BOUNDARY
 from holdfast.saving import Files
@@ -46,6 +47,7 @@ class Note:
     data: Pass | None
     spot: Spot | None
     stop: bool
+    schedulers: list[Any] | None = None
     rest: dict[str, Any] | None = None
     """What changes in a validation and at the end of an epoch, where one of them follows."""
     weights: torch.Tensor | None = None
@@ -54,15 +56,20 @@ class Note:
 class Steps(Loop):
     """The position of a fit."""
 
-    def __init__(self, trainer: Any, objects: Objects, box: BlackBox, rank: int, *, rescue: bool) -> None:
-        super().__init__(objects, box, rank, rescue=rescue)
+    def __init__(self, trainer: Any, objects: Objects, box: BlackBox, place: Place, *, rescue: bool) -> None:
+        super().__init__(objects, box, place.rank, rescue=rescue)
         self.trainer = trainer
         self.counters = Counters(trainer.fit_loop)
         self.data: Pass | None = None
         self.at_end = False
         """The fit is over: what is saved is its end."""
+        self._alone = place.world == 1
         self._moved = True
         """Training has left the boundary that the note describes."""
+        # These are stepped after the boundary, by what follows it, and once more by a run that goes on from there.
+        self._late_schedulers = any(
+            config.reduce_on_plateau and config.interval == "step" for config in trainer.lr_scheduler_configs
+        )
         self.noted: Note = self._take_note()
 
     # ------------------------------------------------------------------ called by the training thread
@@ -77,22 +84,24 @@ class Steps(Loop):
         """Gradients are there, and the optimizer is about to change the weights."""
         self._before_optimizer()
 
+    def _note_in_flight(self) -> None:
+        if not self._alone:  # it is for survivors
+            super()._note_in_flight()
+
     def begin_pass(self, data: Pass) -> None:
-        epoch = self.trainer.current_epoch
         self.data = data
-        self.place = (epoch, self.place[1] + 1, data.active)
+        self.place = (self.trainer.current_epoch, self.place[1] + 1, data.active)
         if len(data.active) == 1:
             self._leave_base(*data.active)
 
     def first_batch(self) -> None:
         """The order of the pass is known now."""
         assert self.data is not None
-        self.place = (self.place[0], self.place[1], self.data.active)
         if len(self.data.active) == 1:
             self._leave_base(*self.data.active)
         self.watch_buffers()
 
-    def reach(self, step: int, *, epochs_done: int | None, validates: bool) -> None:
+    def reach(self, step: int, epochs_done: int | None) -> None:
         """An optimizer step is complete, and all that goes with it. In steady state: notes and one comparison."""
         delivered = 0
         if self.data is not None:
@@ -100,23 +109,26 @@ class Steps(Loop):
                 delivered = batches.mark()[0]
         self.step = step
         self.dirty = False
-        epoch, passes, _ = self._place
+        epoch, passes, active = self._place
         if epochs_done is not None:
             epoch = epochs_done
-            self.place = (epochs_done, passes, self._place[2])
+            self.place = (epoch, passes, active)
         self._note(BOUNDARY, step, epoch, passes, delivered)
         if self._buffers is not None:
             self._buffers.keep(step)
-        note = self.noted = self._take_note()
-        if validates or epochs_done is not None:
-            note.rest = self._rest()
-            note.weights = fingerprint(self.trainer.lightning_module)
-        self.pending = validates
+        self.noted = self._take_note()
+        if epochs_done is not None:
+            self._note_rest()
         engine = self.engine
         if engine is not None and (step >= engine.next_stop or epochs_done is not None):
             self._moved = False
             engine.at_boundary(step, epoch=epochs_done)
             self._moved = True
+
+    def begin_validation(self) -> None:
+        """Until the next batch, the boundary can be gone back to."""
+        self._note_rest()
+        self.pending = True
 
     def pause(self) -> None:
         """The boundary may have to be gone back to: inside a validation, or right before the next batch."""
@@ -125,10 +137,9 @@ class Steps(Loop):
             engine.at_boundary(self.step)
 
     def _take_note(self) -> Note:
-        trainer = self.trainer
+        trainer, data = self.trainer, self.data
         epoch_loop = trainer.fit_loop.epoch_loop
-        data = self.data
-        return Note(
+        note = Note(
             self.counters.take(),
             epoch_loop._batches_that_stepped,
             averages(epoch_loop._results),
@@ -136,17 +147,26 @@ class Steps(Loop):
             None if data is None else data.here(),
             trainer.should_stop,
         )
+        if self._late_schedulers:
+            note.schedulers = self._schedulers()
+        return note
 
-    def _rest(self) -> dict[str, Any]:
-        trainer = self.trainer
-        return {
-            "callbacks": copy.deepcopy(
-                {one.state_key: state for one in trainer.callbacks if (state := one.state_dict())}
-            ),
-            "lr_schedulers": copy.deepcopy([config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]),
+    def _note_rest(self) -> None:
+        note, trainer = self.noted, self.trainer
+        if note.rest is not None:
+            return
+        callbacks = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}
+        note.weights = fingerprint(trainer.lightning_module)
+        note.schedulers = note.schedulers or self._schedulers()
+        note.rest = {
+            "callbacks": copy.deepcopy({key: state for key, state in callbacks.items() if state}),
+            "counters": self.counters.take_others(),
             "metrics": metric_states(trainer.lightning_module),
             "logged": logged(trainer._logger_connector),
         }
+
+    def _schedulers(self) -> list[Any]:
+        return copy.deepcopy([config.scheduler.state_dict() for config in self.trainer.lr_scheduler_configs])
 
     def _is_intact(self) -> bool:
         """Whether the weights are those of the boundary."""
@@ -197,11 +217,18 @@ class Steps(Loop):
             return content
         note = self.noted
         content["global_step"] = self.step
-        content["loops"]["fit_loop"] = as_before_batch_end(self.counters.state(note.counters, note.stepped))
+        content["loops"]["fit_loop"] = as_before_batch_end(self._loops())
         if note.rest is not None:
             content["callbacks"] = note.rest["callbacks"]
-            content["lr_schedulers"] = note.rest["lr_schedulers"]
+        if note.schedulers is not None:
+            content["lr_schedulers"] = note.schedulers
         return content
+
+    def _loops(self) -> dict[str, Any]:
+        if self.at_end:
+            return dict(self.trainer.fit_loop.state_dict())
+        note = self.noted
+        return self.counters.state(note.counters, note.rest["counters"] if note.rest else None, note.stepped)
 
     def _exchange_buffers(self, content: dict[str, Any], kept: dict[int, torch.Tensor]) -> None:
         """Running statistics as they were at the boundary, instead of those that have moved on."""
@@ -233,7 +260,7 @@ class Steps(Loop):
         note, trainer = self.noted, self.trainer
         return {
             **super()._run_tree(step, own),
-            "loops": trainer.fit_loop.state_dict() if self.at_end else self.counters.state(note.counters, note.stepped),
+            "loops": self._loops(),
             "stop": note.stop,
             "reload_epoch": trainer.fit_loop._last_train_dl_reload_epoch,
             "ended": [trainer.max_epochs, trainer.max_steps] if self.at_end else None,

@@ -24,31 +24,50 @@ class Counters:
 
     def __init__(self, fit_loop: Any) -> None:
         self._fit_loop = fit_loop
-        self._leaves: list[tuple[Path, dict[str, Any]]] = list(_leaves(fit_loop, ""))
+        leaves = list(_leaves(fit_loop, ""))
+        # Those of epochs and validations stay as they are until one of them ends, or begins.
+        self._others = [leaf for leaf in leaves if "epoch_progress" in leaf[0][0] or ".val_loop." in leaf[0][0]]
+        self._leaves = [leaf for leaf in leaves if leaf not in self._others]
+        self._values = [values for _, values in self._leaves]
+        self._batch = fit_loop.epoch_loop.batch_progress
 
     def take(self) -> list[dict[str, Any]]:
-        """As they are now. On the way of every step: some microseconds."""
-        return [values.copy() for _, values in self._leaves]
+        """Those that change with every batch, as they are now. On the way of every step: a microsecond or two."""
+        taken = [values.copy() for values in self._values]
+        taken.append({"is_last_batch": self._batch.is_last_batch})
+        return taken
 
-    def state(self, taken: Sequence[dict[str, Any]], stepped: int) -> dict[str, Any]:
-        """The state of the loop as it was when they were taken. ``stepped``: batches that had stepped by then."""
+    def take_others(self) -> list[dict[str, Any]]:
+        return [values.copy() for _, values in self._others]
+
+    def state(
+        self, taken: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]] | None, stepped: int
+    ) -> dict[str, Any]:
+        """The state of the loop as it was when they were taken. ``stepped``: batches that had stepped by then.
+
+        ``others``: None if they are still as they were.
+        """
         state: dict[str, Any] = self._fit_loop.state_dict()
-        for (path, _), values in zip(self._leaves, taken, strict=True):
-            node = state
-            for name in path:
-                node = node[name]
-            node.update({name: value for name, value in values.items() if name in node and type(value) in (int, bool)})
+        for (path, _), values in zip(self._leaves, taken, strict=False):
+            _node(state, path).update(values)
+        for (path, _), values in zip(self._others, others or (), strict=False):
+            _node(state, path).update(values)
+        state["epoch_loop.batch_progress"].update(taken[-1])
         state["epoch_loop.state_dict"]["_batches_that_stepped"] = stepped
         return state
 
     def put(self, state: dict[str, Any]) -> None:
         """Make them those of a state."""
-        for path, values in self._leaves:
-            node = state
-            for name in path:
-                node = node[name]
-            values.update({name: value for name, value in node.items() if type(value) in (int, bool)})
+        for path, values in (*self._leaves, *self._others):
+            values.update(_node(state, path))
+        self._batch.is_last_batch = state["epoch_loop.batch_progress"]["is_last_batch"]
         self._fit_loop.epoch_loop._batches_that_stepped = state["epoch_loop.state_dict"]["_batches_that_stepped"]
+
+
+def _node(state: dict[str, Any], path: Path) -> dict[str, Any]:
+    for name in path:
+        state = state[name]
+    return state
 
 
 def _leaves(loop: Any, prefix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -61,10 +80,11 @@ def _leaves(loop: Any, prefix: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _within(progress: Any, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    yield path, vars(progress)
-    for name, value in vars(progress).items():
-        if dataclasses.is_dataclass(value):
-            yield from _within(value, (*path, name))
+    inner = {name: value for name, value in vars(progress).items() if dataclasses.is_dataclass(value)}
+    if not inner:
+        yield path, vars(progress)
+    for name, value in inner.items():
+        yield from _within(value, (*path, name))
 
 
 def as_before_batch_end(state: dict[str, Any]) -> dict[str, Any]:

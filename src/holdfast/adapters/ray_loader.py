@@ -109,7 +109,7 @@ def _fits(batch: Any) -> bool:
         encode(batch, "batch", tensors)
     except StateError:
         return False
-    return sum(tensor.nbytes for tensor in tensors.values()) <= _LARGEST
+    return bool(sum(tensor.nbytes for tensor in tensors.values()) <= _LARGEST)
 
 
 def _moved(before: dict[str, Any]) -> bool:

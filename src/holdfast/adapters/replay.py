@@ -227,13 +227,13 @@ class Follower:
         box = BlackBox(host.box_path(), host.rank)
         seen = Seen(f"{box.path}.seen" if box.path is not None and place.world > 1 else None)
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)
-        contents: list[Contents] = []
+        replays: list[Replay] = []
 
         def load(checkpoint: Checkpoint) -> None:
-            contents[:] = [Contents(checkpoint, place.rank, place.world)]
+            replays[:] = [Replay(Contents(checkpoint, place.rank, place.world))]
 
         if host.resume(load) is not None:
-            self._replay = Replay(contents[0])
+            self._replay = replays[0]
             self._replay.begin(self.loop)
             self.replaying = True
         else:

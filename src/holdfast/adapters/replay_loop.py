@@ -44,6 +44,7 @@ class Pass:
         self.number = number
         self.batches: Batches | None = None
         """None while the pass is replayed."""
+        self.ended = False
         self.trains = False
         """Whether an optimizer has stepped since its last batch was fetched, ever."""
 
@@ -77,6 +78,8 @@ class Followed(Loop):
         """Where the script was when it was thrown out of its loop."""
         self.resting = False
         """Whether what the loop does now belongs to the step that is complete."""
+        self.lost: list[str] = []
+        """What the save that is under way cannot hold exactly."""
         self.behind = False
         """Whether the last point is not where the loop is now."""
         self._baseline: dict[str, Any] | None = None
@@ -161,6 +164,7 @@ class Followed(Loop):
 
     def end_pass(self, one: Pass) -> None:
         self.passes = [ref for ref in self.passes if ref() not in (None, one)]
+        one.ended = True
         self.forget(one)
 
     def forget(self, one: Pass) -> None:
@@ -218,7 +222,9 @@ class Followed(Loop):
 
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         # At the end of a run the last point is behind: what comes after it runs again if the run is started again.
-        return super().files(live=live, at_boundary=at_boundary and not self.over and not self.behind)
+        files = super().files(live=live, at_boundary=at_boundary and not self.over and not self.behind)
+        self.lost = files.inexact if isinstance(files.inexact, list) else []
+        return files
 
     def _variables_at(self, record: Record | None) -> dict[str, Any]:
         if record is not None and self._variables is not None:
@@ -279,7 +285,7 @@ class Followed(Loop):
             vars(self.objects.models[model].get_submodule(path))[key] = value
 
     def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
-        """Another rank's part, from what it left on this machine."""
+        """Another rank's part, from what it left on this machine. What died with it is named in ``lost``."""
         path = self._box_of(rank)
         try:
             record = _record_of(read_box(path)[2], step)
@@ -287,27 +293,31 @@ class Followed(Loop):
                 base = read_tree(bytearray(file.read()))
         except (OSError, ValueError):
             return None
-        if record is None or len(base["table"]) != record.passes:
+        if record is None or len(base["table"]) < record.passes:
             return None
-        if record.kind == IN_FLIGHT and self._draws_after(step, record.passes):
-            return None
-        positions = base["positions"]
-        if len(positions) > 1:
-            return None  # only one count of batches is known
-        table = base["table"]
+        inside = record.kind == IN_FLIGHT
+        table = base["table"][: record.passes].clone()
+        positions = {name: one for name, one in base["positions"].items() if int(name) < record.passes}
+        if len(positions) > 1 or any(record.delivered and one["first"] is None for one in positions.values()):
+            return None  # one count of batches is known, and the order of a pass from its first batch on
         for number, position in positions.items():
             if any(state is not None for state in position.get("workers", ())):
-                return None  # its loader workers had a random state of their own, which died with them
-            if record.delivered and position["first"] is None:
-                return None
+                position["workers"] = [None] * len(position["workers"])
+                self.lost.append(f"the random state of the loader's workers of rank {rank} is lost")
             if "skip" in position:
                 position["skip"] += record.delivered - position["delivered"]
             position["delivered"] = record.delivered
             table[int(number), 1] = record.delivered
         events, side = divmod(record.epoch, 2)
-        seen = read_mirror(f"{path}.seen", events if record.kind == BOUNDARY else events - 1)
+        seen = read_mirror(f"{path}.seen", events)
         if seen is None:
-            return None
+            seen = {**Seen().content(0), "lost": "unknown"}
+            self.lost.append(f"what the script of rank {rank} read out of tensors is lost")
+        if inside:
+            seen["partial"] = True
+            self.lost.append(f"values of step {step} that the script of rank {rank} had not yet read are lost")
+            if self._draws_after(step, record.passes):
+                self.lost.append(f"random numbers that rank {rank} had not yet drawn after step {step} are lost")
         tree = {
             "random": record.random,
             "positions": positions,
@@ -317,7 +327,7 @@ class Followed(Loop):
                 "version": VERSION,
                 "point": {"side": side, "events": events, "digest": None, "step": step},
                 "table": table,
-                "seen": {**seen, "partial": record.kind == IN_FLIGHT},
+                "seen": seen,
                 "variables": {},
                 "generators": {},
                 "start": base["start"],

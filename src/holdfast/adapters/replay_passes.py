@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _VIEW = "_holdfast_view"
 
 KINDS: dict[type, Any] = {}
-"""Loaders of a framework that have an ``__iter__`` of their own, each with the kind of :class:`Batches` for its passes."""
+"""Loaders of frameworks with an ``__iter__`` of their own, each with its kind of :class:`Batches`."""
 
 
 class Guide(Protocol):
@@ -48,7 +48,8 @@ class Watched(Pass):
         self.reference: weakref.ref[Pass] = weakref.ref(self)
 
     def __del__(self) -> None:
-        self._guide.loop.forget(self)
+        if not self.ended:
+            self._guide.loop.forget(self)
 
     def __iter__(self) -> Watched:
         return self

@@ -17,7 +17,7 @@ from holdfast.adapters.replay_passes import Samples, Watched
 from holdfast.adapters.replay_trace import Recorded, Trace, astray
 from holdfast.adapters.restore import Contents
 from holdfast.adapters.state import RUN, Objects, tree_of
-from holdfast.errors import StateError
+from holdfast.errors import StateError, StoreError
 
 log = logging.getLogger("holdfast")
 
@@ -26,14 +26,17 @@ class Replay:
     """From a checkpoint to a loop that is where it was."""
 
     def __init__(self, contents: Contents) -> None:
-        """Raises StateError if the checkpoint is none of a loop that was followed, or of another number of ranks."""
+        """Raises StateError if the checkpoint is none of a loop that was followed, or of another number of ranks, and
+        StoreError if an older checkpoint may be better."""
         checkpoint = contents.checkpoint
         mine = contents.mine()
-        if mine is None:
+        if checkpoint.manifest.world_size != contents.world:
             raise StateError(
                 f"{checkpoint.location} was saved by {checkpoint.manifest.world_size} ranks, and this job has "
                 f"{contents.world}: a loop is replayed by as many ranks as before. holdfast.Run can change their number"
             )
+        if mine is None:
+            raise StoreError(f"{checkpoint.name} holds no position of rank {contents.rank}, which had died")
         self.run: dict[str, Any] = tree_of(contents.loaded, RUN)["run"]
         self.saved: dict[str, Any] = mine.get("follow", {})
         if self.saved.get("version") != VERSION or "follow" not in self.run:
@@ -77,7 +80,23 @@ class Replay:
 
     def batch(self, one: Watched) -> Any:
         one.delivered += 1
+        position = self._mine["positions"].get(str(one.number))
+        if not self.saved["variables"] and position is not None and one.delivered == position["delivered"]:
+            return self._last_batch(one, position)
         return self._samples.of(one.loader)
+
+    def _last_batch(self, one: Watched, position: dict[str, Any]) -> Any:
+        """Where variables were lost, the batch before the point is the real one: the script may hold it for later."""
+        before = {**position, "delivered": position["delivered"] - 1}
+        if position.get("skip", 1) < 1 or "ahead" in position:
+            return self._samples.of(one.loader)
+        if "skip" in before:
+            before["skip"] -= 1
+        one.open(before)
+        assert one.batches is not None
+        if not before["delivered"] and position["first"] is not None:
+            rng.restore(position["first"])
+        return next(one.batches)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         self._outputs.before_step(optimizer)
@@ -114,7 +133,8 @@ class Replay:
         for number, position in positions.items():
             one = passes[number]
             assert isinstance(one, Watched)
-            one.open(position)
+            if one.batches is None:
+                one.open(position)
         strange = loop.frames.put_back(sys._getframe(), self.saved["variables"])
         if strange and self.saved["exact"]:
             names = ", ".join(sorted({path.split(" ", 1)[1].replace(" ", ": ") for path in strange})[:5])

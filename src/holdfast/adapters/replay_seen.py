@@ -98,6 +98,10 @@ class Seen:
                 number = self._by_code[key] = self._number((*_place_of(reader), how, _KINDS[kind]))
             self.values.append(value)
             self.numbers.append(number)
+        elif kind is int and value.bit_length() < 64:
+            number = self._number((*_place_of(reader), how, "h"))
+            self.values.extend(divmod(value, 1 << 32))
+            self.numbers.extend((number, number))
         else:
             self._keep_object(value, reader, how)
         return value
@@ -191,12 +195,14 @@ class _Recalled:
 
     def next(self, reader: FrameType, how: str, real: Callable[[], Any]) -> Any:
         place = _place_of(reader)
-        for kind in "fibo":
+        for kind in "fibho":
             queue = self._queues.get((*place, how, kind))
             if queue:
                 value = queue.popleft()
                 if kind == "f":
                     return value
+                if kind == "h":
+                    return (int(value) << 32) + int(queue.popleft())
                 if kind == "o":
                     return _copied(self.saved["objects"][int(value)])
                 return int(value) if kind == "i" else bool(value)

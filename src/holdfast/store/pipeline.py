@@ -28,6 +28,9 @@ CHUNK = 4 << 20
 IN_FLIGHT = 4
 """Chunks between hashing and the disk."""
 
+READERS = 2
+"""Threads that read: to get fresh memory takes them longer than to copy into it."""
+
 WRITERS = 2
 """Threads that write: the disk has its next request before the last one is answered."""
 
@@ -222,10 +225,10 @@ class FileWriter:
 
 
 def _fetched(
-    backend: Backend, folder: str, path: str, chunks: Iterable[tuple[int, memoryview]], ahead: int
+    backend: Backend, folder: str, path: str, chunks: Iterable[tuple[int, memoryview]]
 ) -> Iterator[memoryview]:
-    """Fill the chunks from their offsets, in order, up to ``ahead`` of them before the caller asks."""
-    ready: queue.Queue[memoryview | BaseException | None] = queue.Queue(ahead)
+    """Fill the chunks from their offsets, in order, one of them before the caller asks."""
+    ready: queue.Queue[memoryview | BaseException | None] = queue.Queue(1)
     stop = threading.Event()
 
     def fetch() -> None:
@@ -265,14 +268,45 @@ def read_chunks(backend: Backend, folder: str, path: str, size: int) -> Iterator
     chunks = (
         (offset, pool[index % 3][: min(step, size - offset)]) for index, offset in enumerate(range(0, size, step))
     )
-    return _fetched(backend, folder, path, chunks, ahead=1)
+    return _fetched(backend, folder, path, chunks)
 
 
 def _read_ahead(backend: Backend, folder: str, path: str, into: memoryview) -> Iterator[memoryview]:
-    """Fill ``into`` in order while the caller hashes what is there already."""
+    """Fill ``into`` by several threads; what is there already is handed out in order, for the caller to hash."""
     step = backend.read_size
-    chunks = ((offset, into[offset : offset + step]) for offset in range(0, len(into), step))
-    return _fetched(backend, folder, path, chunks, ahead=0)
+    chunks = [into[offset : offset + step] for offset in range(0, len(into), step)]
+    done: list[queue.SimpleQueue[int | BaseException]] = [queue.SimpleQueue() for _ in chunks]
+    left = iter(range(len(chunks)))
+    stop = threading.Event()
+
+    def fetch() -> None:
+        for number in left:
+            if stop.is_set():
+                return
+            try:
+                done[number].put(backend.read_into(folder, path, number * step, chunks[number]))
+            except BaseException as error:
+                done[number].put(error)
+                return
+
+    # One that asks for more at a time reads in parallel itself.
+    count = min(READERS if step <= Backend.read_size else 1, len(chunks))
+    threads = [threading.Thread(target=fetch, name="holdfast-read", daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number, chunk in enumerate(chunks):
+            size = done[number].get()
+            if isinstance(size, BaseException):
+                raise size
+            yield chunk[:size]
+            if size < len(chunk):
+                return
+    finally:
+        # The caller may leave early, and may then use the memory for something else.
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def read_checked(

@@ -31,6 +31,7 @@ options.add_argument("--val-workers", type=int, default=0)
 options.add_argument("--average", action="store_true", help="validate with averaged weights")
 options.add_argument("--metric", action="store_true", help="log a torchmetrics object")
 options.add_argument("--own-checkpoints", action="store_true", help="on exceptions too; goes on from them")
+options.add_argument("--own-strategy", action="store_true")
 options.add_argument("--ckpt", help="go on from this file")
 options.add_argument("--silent", action="store_true", help="tell nobody which step is done")
 options.add_argument("--fits", type=int, default=1)
@@ -126,6 +127,10 @@ class Net(L.LightningModule):
         return [optimizer], [{"scheduler": by_step, "interval": "step"}, {"scheduler": by_epoch, "interval": "epoch"}]
 
 
+class OwnStrategy(L.strategies.SingleDeviceStrategy):
+    pass
+
+
 class Beat(L.Callback):
     """Says which step is done, for who watches from outside, and how long training took."""
 
@@ -175,7 +180,7 @@ for number in range(args.fits):
         default_root_dir=out / "root",
         accelerator="cpu",
         devices=args.devices,
-        strategy="ddp" if args.devices > 1 else "auto",
+        strategy=OwnStrategy(torch.device("cpu")) if args.own_strategy else "ddp" if args.devices > 1 else "auto",
         max_epochs=args.epochs,
         max_steps=args.max_steps,
         accumulate_grad_batches=args.accumulate,

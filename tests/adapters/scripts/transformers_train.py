@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -91,6 +92,12 @@ class Extra(Trainer):
             file.write(f"step {self.state.global_step}\n")
 
 
+def check_memory(most: int, model, args, kwargs) -> None:
+    model.seen = getattr(model, "seen", 0) + 1
+    if model.seen > 2 and len(kwargs["input_ids"]) > most:
+        raise RuntimeError("CUDA out of memory.")
+
+
 def content(value) -> bytes:
     """All bits of a value; of one that is spread over the ranks, all ranks ask."""
     value = torch.as_tensor(value)
@@ -110,6 +117,7 @@ def main() -> None:
     parser.add_argument("--resume", default="", help="'', 'true', 'last' for get_last_checkpoint, or a folder")
     parser.add_argument("--record-saves")
     parser.add_argument("--trainer", default="Trainer")
+    parser.add_argument("--memory", type=int, help="batches of more rows do not fit, after two steps")
     parser.add_argument("--times", type=int, default=1, help="how often to train")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--args", type=json.loads, default={}, help="more arguments of TrainingArguments")
@@ -141,6 +149,8 @@ def main() -> None:
         "seed": 7,
         **options.args,
     }
+    if options.memory:
+        model.register_forward_pre_hook(functools.partial(check_memory, options.memory), with_kwargs=True)
     kind = {"Trainer": Trainer, "Uploading": Uploading, "Extra": Extra}[options.trainer]
     trainer = kind(
         model=model,
