@@ -94,7 +94,7 @@ class Bench:
         args = list(case.args) + ([] if ours else [RECIPE])
         faults = [{**case.fault, "step": step}]
         try:
-            stopped = server.run(Job(out, args, case.world, ours, faults=faults), GRACE_S + 10)
+            stopped = server.run(Job(out, args, case.world, ours, faults=faults, patient=False), GRACE_S + 10)
             left, seconds, codes = True, stopped.after_fault_s, stopped.codes
         except AssertionError:  # it had to be killed
             left, seconds, codes = False, GRACE_S, []

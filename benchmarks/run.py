@@ -114,6 +114,7 @@ def _file_system(folder: str) -> str:
 def show(rows: dict[str, list[Row]]) -> None:
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
@@ -122,7 +123,7 @@ def show(rows: dict[str, list[Row]]) -> None:
     for found in rows.values():
         for row in found:
             met = "" if row.met is None else "yes" if row.met else "[red]no[/red]"
-            table.add_row(row.what, row.measured, row.target, met)
+            table.add_row(escape(row.what), escape(row.measured), escape(row.target), met)
         table.add_section()
     console = Console()
     console = console if console.is_terminal else Console(width=150)

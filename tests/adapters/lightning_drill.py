@@ -32,6 +32,8 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     faults: list[dict] = field(default_factory=list)
     package: str = "lightning.pytorch"
+    patient: bool = True
+    """Training waits where it is until holdfast has heard of a fault."""
 
     @property
     def dir(self) -> str:
@@ -68,6 +70,15 @@ def run_rank(job: Job, rank: int, port: int) -> None:
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
+def _await_attention(limit_s: float = 20.0) -> None:
+    """Until holdfast has heard of it: where it is heard decides what is saved."""
+    from holdfast.adapters import lightning
+
+    until = time.monotonic() + limit_s
+    while lightning._current.host.engine.next_stop and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 def _slip_in_faults(job: Job, rank: int) -> None:
     import importlib
 
@@ -83,6 +94,8 @@ def _slip_in_faults(job: Job, rank: int) -> None:
         def _carry_out(self, fault):
             Path(job.out, "fault").write_text(str(time.monotonic()))
             super()._carry_out(fault)
+            if job.on and job.patient:
+                _await_attention()
 
     injector = Noted(rank, [])
 

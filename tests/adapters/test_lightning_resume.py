@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parent))
 
 from lightning_drill import Job, Outcome, Server, journal
 
@@ -118,9 +118,11 @@ def test_two_ranks_save_one_step_whichever_is_told(server, tmp_path, case) -> No
 def test_it_can_be_stopped_again_and_again(server, tmp_path) -> None:
     expected = undisturbed(server, tmp_path, ["--metric"])
     out = str(tmp_path / "run")
-    for step in (5, 6, 12, 25, 36):
-        stopped = server.run(Job(out, ["--metric"], faults=[fault(step, "after-optimizer")]))
+    for step in (5, 6, 12, 13, 25, 36):
+        job = Job(out, ["--metric"], faults=[fault(step, "after-optimizer")])
+        stopped = server.run(job)
         assert stopped.codes == [143], stopped.log
+        assert assert_whole(job.dir).step == step
     assert_same(server.run(Job(out, ["--metric"])), expected)
 
 
@@ -252,7 +254,7 @@ def test_checkpoints_of_the_script_itself_are_as_ever_and_nothing_is_saved_twice
     args = ["--own-checkpoints"]
     expected = undisturbed(server, tmp_path, args)
     plain = {path.name for path in (tmp_path / "undisturbed").glob("[mo]*/*.ckpt")}
-    stopped, again = stop_and_go_on(server, tmp_path, args, [fault(18, "forward")])
+    _, again = stop_and_go_on(server, tmp_path, args, [fault(18, "forward")])
     assert not list((tmp_path / "run/own").glob("on_exception*"))
     assert {path.name for path in (tmp_path / "run").glob("[mo]*/*.ckpt")} == plain
     assert again.results[0]["best"] == expected[0]["best"]

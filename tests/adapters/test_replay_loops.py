@@ -45,7 +45,8 @@ def check(server: drill.Server, spec: drill.Spec, limit_s: float = 120.0) -> dri
     assert not newest.manifest.inexact
     for before, now in zip(expected, first.printed, strict=True):
         assert before[: len(now)] == now
-    again = server.run(spec.plain(), limit_s)
+    global LAST
+    again = LAST = server.run(spec.plain(), limit_s)
     assert again.codes == [0] * spec.world, again.log
     assert again.printed == expected, again.log
     assert assert_whole(spec.dir).manifest.complete

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
 import transformers_drill as drill
-from checks import assert_whole
 from transformers_checks import EVALUATE, assert_same, fault, interrupt_and_resume, steps_in, without_holdfast
+
+from checks import assert_whole
 
 GROUPED = {"train_sampling_strategy": "group_by_length"}
 BY_METRIC = {**EVALUATE, "lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "eval_loss"}
@@ -23,9 +23,9 @@ SHAPES = {
         "args": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
     },
     "batches grouped by length": {"options": ["--varied"], "args": GROUPED},
-    "an iterable dataset": {"options": ["--stream"], "args": {"max_steps": 44}},
+    "an iterable dataset": {"options": ["--stream"], "args": {"max_steps": 30}},
     "a schedule that follows a metric": {"args": BY_METRIC},
-    "a number of steps that ends within an epoch": {"args": {"max_steps": 44}},
+    "a number of steps that ends within an epoch": {"args": {"max_steps": 22}},
     "another data seed": {"args": {"data_seed": 13}},
     "two ranks": {"world": 2},
     "two ranks with accumulation": {"world": 2, "args": {"gradient_accumulation_steps": 2}},
@@ -73,10 +73,14 @@ def test_holdfast_alone_changes_nothing(server, tmp_path):
 @pytest.mark.parametrize("every", ["5 steps", "6 steps", "1 epoch", "0.05s"])
 def test_periodic_saves_by_setting_are_exact_to_go_on_from(server, tmp_path, every):
     """All ranks are killed without a word: what the last periodic save holds is what is left."""
-    faults = [fault("forward", 27, rank, action="KILL") for rank in (0, 1)]
-    args = {**EVALUATE, "num_train_epochs": 3}
+    faults = [fault("forward", 16, rank, action="KILL") for rank in (0, 1)]
     spec = drill.Spec(
-        str(tmp_path / "run"), world=2, args=args, env={"HOLDFAST_SAVE_EVERY": every}, faults=faults, slow_step_s=0.02
+        str(tmp_path / "run"),
+        world=2,
+        args=EVALUATE,
+        env={"HOLDFAST_SAVE_EVERY": every},
+        faults=faults,
+        slow_step_s=0.02,
     )
     outcome = server.run(spec)
     assert outcome.codes == [-9, -9]
@@ -96,7 +100,7 @@ def test_the_trainers_own_saves_are_exact_to_go_on_from(server, tmp_path, strate
         "eval_steps": 6,
         "metric_for_best_model": "eval_loss",
     }
-    spec = drill.Spec(str(tmp_path / "run"), args=args, faults=[fault("forward", 40, action="KILL")])
+    spec = drill.Spec(str(tmp_path / "run"), args=args, faults=[fault("forward", 28, action="KILL")])
     outcome = server.run(spec)
     assert outcome.codes == [-9]
     assert_whole(spec.dir)
@@ -110,12 +114,12 @@ def test_more_epochs_than_before_go_on_from_the_end(server, tmp_path):
     assert server.run(spec).codes == [0]
     longer = spec.plain(args={**spec.args, "num_train_epochs": 3})
     resumed = server.run(longer)
-    assert "step 48" in resumed.log
+    assert "step 24" in resumed.log
     assert resumed.result["digest"] == without_holdfast(server, longer).result["digest"]
 
 
 def test_two_trainings_in_one_script_are_two_runs(server, tmp_path):
-    spec = drill.Spec(str(tmp_path / "run"), options=["--times", "2", "--samples", "48"])
+    spec = drill.Spec(str(tmp_path / "run"), options=["--times", "2"])
     first = server.run(spec.plain(faults=[fault("forward", 20)]))
     assert first.codes == [143], first.log
     second = server.run(spec.plain(faults=[fault("forward", 4)]))  # the first is over by then

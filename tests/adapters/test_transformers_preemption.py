@@ -6,12 +6,11 @@ import os
 import signal
 
 import pytest
-
 import transformers_drill as drill
-from checks import assert_whole
 from transformers_checks import EVALUATE, SAVE, assert_same, fault, interrupt_and_resume, steps_in, without_holdfast
 
-SHORT = ["--samples", "48"]
+from checks import assert_whole
+
 PHASES = ["forward", "optimizer", "after-optimizer", "log", "evaluation", "evaluated", "save", "commit"]
 BOTH = {**EVALUATE, "save_strategy": "steps", "save_steps": 12, "logging_steps": 6}
 
@@ -32,9 +31,7 @@ def server() -> drill.Server:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_one_process_is_told_in(server, tmp_path, phase):
-    interrupt_and_resume(
-        server, drill.Spec(str(tmp_path / "run"), options=SHORT, args=BOTH, faults=[fault(phase, 12)])
-    )
+    interrupt_and_resume(server, drill.Spec(str(tmp_path / "run"), args=BOTH, faults=[fault(phase, 12)]))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -46,7 +43,7 @@ def test_two_ranks_agree_when_told_in(server, tmp_path, phase, target):
     spec = drill.Spec(
         str(tmp_path / "run"),
         world=2,
-        args={**BOTH, "num_train_epochs": 2},
+        args=BOTH,
         env={"HOLDFAST_KILL_WAIT": "1.3"} if skew_s >= 1 else {},
         slow_step_s=0.15 if skew_s >= 1 else 0.0,
         faults=[fault(phase, 12, rank, also=list(also), skew_s=skew_s)],
@@ -59,7 +56,7 @@ def test_a_long_evaluation_is_not_waited_for(server, tmp_path, rank):
     spec = drill.Spec(
         str(tmp_path / "run"),
         world=2,
-        args={**EVALUATE, "num_train_epochs": 2, "per_device_eval_batch_size": 1},
+        args={**EVALUATE, "per_device_eval_batch_size": 1},
         slow_evaluation_s=1.0,  # twelve batches
         faults=[fault("evaluation", 6, rank)],
     )
@@ -70,18 +67,18 @@ def test_a_long_evaluation_is_not_waited_for(server, tmp_path, rank):
 
 def test_an_evaluation_at_the_end_of_an_epoch_is_done_again(server, tmp_path):
     args = {"eval_strategy": "epoch", "save_strategy": "epoch"}
-    spec = drill.Spec(str(tmp_path / "run"), options=SHORT, args=args, faults=[fault("evaluation", 12)])
+    spec = drill.Spec(str(tmp_path / "run"), args=args, faults=[fault("evaluation", 12)])
     interrupt_and_resume(server, spec)
 
 
 def test_the_end_of_an_epoch_belongs_to_its_last_step(server, tmp_path):
     args = {"eval_strategy": "epoch", "logging_strategy": "epoch"}
-    spec = drill.Spec(str(tmp_path / "run"), options=SHORT, args=args, faults=[fault("optimizer", 12)])
+    spec = drill.Spec(str(tmp_path / "run"), args=args, faults=[fault("optimizer", 12)])
     interrupt_and_resume(server, spec)
 
 
 def test_a_notice_before_the_first_step_loses_nothing(server, tmp_path):
-    spec = drill.Spec(str(tmp_path / "run"), world=2, options=SHORT, faults=[fault("start", 0, 1)])
+    spec = drill.Spec(str(tmp_path / "run"), world=2, faults=[fault("start", 0, 1)])
     outcome = server.run(spec)
     assert set(outcome.codes) == {143}, outcome.log
     assert_same(server.run(spec.plain()), without_holdfast(server, spec))
@@ -89,12 +86,12 @@ def test_a_notice_before_the_first_step_loses_nothing(server, tmp_path):
 
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
 def test_a_notice_in_the_first_step(server, tmp_path, phase):
-    interrupt_and_resume(server, drill.Spec(str(tmp_path / "run"), world=2, options=SHORT, faults=[fault(phase, 1)]))
+    interrupt_and_resume(server, drill.Spec(str(tmp_path / "run"), world=2, faults=[fault(phase, 1)]))
 
 
 @pytest.mark.parametrize("phase", ["optimizer", "epoch", "commit"])
 def test_a_notice_in_the_last_step_ends_well_one_way_or_the_other(server, tmp_path, phase):
-    spec = drill.Spec(str(tmp_path / "run"), world=2, options=SHORT, faults=[fault(phase, 18, 0, also=[1])])
+    spec = drill.Spec(str(tmp_path / "run"), world=2, faults=[fault(phase, 18, 0, also=[1])])
     outcome = server.run(spec)
     assert set(outcome.codes) in ({0}, {143}), outcome.log
     assert assert_whole(spec.dir).step == 18
@@ -108,12 +105,12 @@ def test_a_notice_in_the_last_step_ends_well_one_way_or_the_other(server, tmp_pa
 def test_a_second_and_a_third_signal_change_nothing(server, tmp_path):
     faults = [fault("forward", 8), fault("optimizer", 8), fault("forward", 8, 1), fault("optimizer", 9, 1)]
     env = {"HOLDFAST_KILL_WAIT": "0.3"}
-    spec = drill.Spec(str(tmp_path / "run"), world=2, options=SHORT, env=env, slow_step_s=0.05, faults=faults)
+    spec = drill.Spec(str(tmp_path / "run"), world=2, env=env, slow_step_s=0.05, faults=faults)
     assert "received again, already saving" in interrupt_and_resume(server, spec).log
 
 
 def test_many_interruptions_end_with_the_same_bits(server, tmp_path):
-    spec = drill.Spec(str(tmp_path / "run"), world=2, args={**BOTH, "num_train_epochs": 2})
+    spec = drill.Spec(str(tmp_path / "run"), world=2, args=BOTH)
     for phase, rank, step in [("forward", 0, 2), ("log", 1, 6), ("evaluation", 0, 12), ("optimizer", 1, 17)]:
         outcome = server.run(spec.plain(faults=[fault(phase, step, rank)]))
         assert set(outcome.codes) == {143}, outcome.log
@@ -126,7 +123,7 @@ def test_many_interruptions_end_with_the_same_bits(server, tmp_path):
 def test_sigterm_to_all_processes_of_a_rank_in_an_evaluation(server, tmp_path, workers):
     """Loader workers get it too: one that dies raises in the trainer, wherever that is."""
     args = {**EVALUATE, "dataloader_num_workers": workers, "per_device_eval_batch_size": 2}
-    spec = drill.Spec(str(tmp_path / "run"), options=SHORT, args=args, slow_evaluation_s=0.1)
+    spec = drill.Spec(str(tmp_path / "run"), args=args, slow_evaluation_s=0.1)
     job = server.start(spec)
     job.wait_for("training")
     while "eval_loss" not in job.log():
@@ -140,9 +137,7 @@ def test_sigterm_to_all_processes_of_a_rank_in_an_evaluation(server, tmp_path, w
 
 def test_the_log_says_what_happens_in_the_words_users_look_for(server, tmp_path):
     env = {"HOLDFAST_KILL_WAIT": "0.1"}
-    spec = drill.Spec(
-        str(tmp_path / "run"), options=SHORT, env=env, slow_step_s=0.02, faults=[fault("forward", 5)]
-    )
+    spec = drill.Spec(str(tmp_path / "run"), env=env, slow_step_s=0.02, faults=[fault("forward", 5)])
     outcome = server.run(spec)
     for line in (
         "[Kubeflow] JIT checkpoint signal handler registered for SIGTERM",
@@ -154,9 +149,7 @@ def test_the_log_says_what_happens_in_the_words_users_look_for(server, tmp_path)
 
 
 def test_another_exit_code_by_choice(server, tmp_path):
-    spec = drill.Spec(
-        str(tmp_path / "run"), options=SHORT, env={"HOLDFAST_EXIT_CODE": "7"}, faults=[fault("forward", 5)]
-    )
+    spec = drill.Spec(str(tmp_path / "run"), env={"HOLDFAST_EXIT_CODE": "7"}, faults=[fault("forward", 5)])
     assert server.run(spec).codes == [7]
 
 
@@ -164,7 +157,6 @@ def test_enable_jit_checkpoint_is_taken_over_without_any_variable(server, tmp_pa
     spec = drill.Spec(
         str(tmp_path / "run"),
         world=2,
-        options=SHORT,
         args={"enable_jit_checkpoint": True},
         env={"HOLDFAST_ENABLED": ""},
         faults=[fault("forward", 5, 1)],
@@ -173,7 +165,7 @@ def test_enable_jit_checkpoint_is_taken_over_without_any_variable(server, tmp_pa
 
 
 def test_without_a_variable_and_without_the_argument_nothing_is_done(server, tmp_path):
-    spec = drill.Spec(str(tmp_path / "run"), options=SHORT, args=SAVE, env={"HOLDFAST_ENABLED": ""})
+    spec = drill.Spec(str(tmp_path / "run"), args=SAVE, env={"HOLDFAST_ENABLED": ""})
     outcome = server.run(spec)
     assert outcome.codes == [0]
     assert "Kubeflow" not in outcome.log

@@ -6,6 +6,7 @@ import json
 import tempfile
 
 import transformers_drill as drill
+
 from checks import assert_whole
 from holdfast.store.manifest import step_of
 

@@ -166,12 +166,10 @@ def serve(fd: int) -> None:
     import datasets  # noqa: F401
     import torch
     import torch.distributed.tensor
-    import transformers  # noqa: F401
-    import transformers.models.gpt2.modeling_gpt2
     from transformers import Trainer, TrainingArguments  # noqa: F401
 
     import holdfast.adapters.transformers
-    import holdfast.adapters.transformers_run  # noqa: F401
+    import holdfast.adapters.transformers_run
 
     holdfast.adapters.transformers.install(sys.modules["transformers.trainer"])
     torch.set_num_threads(1)
@@ -254,10 +252,10 @@ class Server:
             agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         extra = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if agent else {}
         env = {"HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "HOLDFAST_GRACE_PERIOD": "25", **extra, **spec.env}
+        target = ["--out", spec.dir, "--result", str(out / "result.json")]
         request = {
             "script": spec.script,
-            "argv": ["--out", spec.dir, "--result", str(out / "result.json"), *spec.options]
-            + ["--args", json.dumps(spec.args)],
+            "argv": [*target, *spec.options, "--args", json.dumps(spec.args)],
             "world": spec.world,
             "faults": spec.faults,
             "slow_evaluation_s": spec.slow_evaluation_s,

@@ -4,9 +4,10 @@ outermost one that knows what a step is has claimed it, and the others keep stil
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _claims: list[str] = []
+_told: list[Callable[[], None]] = []
 
 
 def claimed_by() -> str | None:
@@ -14,11 +15,23 @@ def claimed_by() -> str | None:
     return _claims[0] if _claims else None
 
 
+def tell_of_claims(callback: Callable[[], None]) -> None:
+    """``callback`` is called when somebody asks to be in charge: whoever only waits for a loop to begin can let go."""
+    _told.append(callback)
+
+
+def tell_no_more(callback: Callable[[], None]) -> None:
+    if callback in _told:
+        _told.remove(callback)
+
+
 @contextlib.contextmanager
 def claim(name: str) -> Iterator[bool]:
     """While the block runs, ``name`` asks to be in charge. Yields whether it is."""
     _claims.append(name)
     try:
+        for callback in list(_told):
+            callback()
         yield len(_claims) == 1
     finally:
         _claims.remove(name)

@@ -28,7 +28,7 @@ from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
 from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox
-from holdfast.adapters.claim import claimed_by
+from holdfast.adapters.claim import claimed_by, tell_no_more, tell_of_claims
 from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.replay_hooks import Hooks
@@ -41,7 +41,7 @@ from holdfast.adapters.replay_trace import AFTER, BEFORE, Trace, astray
 from holdfast.adapters.restore import Contents
 from holdfast.adapters.session import Place
 from holdfast.config import Settings
-from holdfast.errors import Preempted, StateError
+from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
 from holdfast.progress import Progress
 from holdfast.store.checkpoints import Checkpoint
@@ -94,6 +94,7 @@ class Follower:
         self._over = False
         self._failure: StateError | None = None
         self._replay: Replay | None = None
+        self._refusal: HoldfastError | None = None
         self._depth = 0
         self._scaling = False
         self._scaled: torch.optim.Optimizer | None = None
@@ -123,6 +124,7 @@ class Follower:
             _current.close()
         _current = self
         self._hooks.begin()
+        tell_of_claims(self.stand_back)
 
     def finish(self) -> None:
         """The script or function ended well: commit the end. Raises StateError if it ended during the replay."""
@@ -181,7 +183,10 @@ class Follower:
             return
         self._over = True
         self._hooks.end()
+        tell_no_more(self.stand_back)
         if not self._following:
+            if self.host is not None:
+                self.host.close()
             return
         self._reading.end()
         if self._replay is not None:
@@ -205,7 +210,8 @@ class Follower:
             return False
         if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and not (dist.is_available() and dist.is_initialized()):
             return False
-        self._open()
+        self._meet()
+        self._follow()
         return True
 
     def _is_ours(self) -> bool:
@@ -215,25 +221,45 @@ class Follower:
         """Whether what this thread does now is to be followed."""
         if not self._following or self._over or self.busy or threading.get_ident() != self._thread:
             return False
+        if claimed_by() is not None:
+            return False
         if self._failure is not None:
             raise self._failure
         return True
 
-    def _open(self) -> None:
-        """Meet the other ranks, and find out whether this attempt goes on from a checkpoint."""
+    def _meet(self) -> None:
+        """Meet the other ranks, and find the checkpoint to go on from. What goes wrong is told when the loop begins:
+        until then it may turn out to be another's."""
+        if self.host is not None or self._refusal is not None:
+            return
+        self._place_now = self._place()
+        try:
+            self.host = Host(self.settings, self._place_now)
+            self.host.resume(self._load)
+        except HoldfastError as error:
+            self._refusal = error
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        self._replay = None
+        self._replay = Replay(Contents(checkpoint, self._place_now.rank, self._place_now.world))
+
+    def stand_back(self) -> None:
+        """Somebody else is in charge of the training that is about to begin."""
+        if not self._following and self.host is not None:
+            self.host.close()
+            self.host = self._replay = self._refusal = None
+
+    def _follow(self) -> None:
+        """The loop begins."""
+        if self._refusal is not None:
+            raise self._refusal
         self._hooks.forget_first_call()
-        place = self._place()
-        host = self.host = Host(self.settings, place)
+        host, place = self.host, self._place_now
+        assert host is not None
         box = BlackBox(host.box_path(), host.rank)
         seen = Seen(f"{box.path}.seen" if box.path is not None and place.world > 1 else None)
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)
-        replays: list[Replay] = []
-
-        def load(checkpoint: Checkpoint) -> None:
-            replays[:] = [Replay(Contents(checkpoint, place.rank, place.world))]
-
-        if host.resume(load) is not None:
-            self._replay = replays[0]
+        if self._replay is not None:
             self._replay.begin(self.loop)
             self.replaying = True
         else:
@@ -272,7 +298,7 @@ class Follower:
             if not self.replaying:
                 order.watch()
         elif not self._over and self._is_ours():
-            self._open()
+            self._meet()
 
     def iterate(self, loader: Any, real: Callable[[Any], Any]) -> Any:
         """``iter(loader)``."""
@@ -439,6 +465,8 @@ class Follower:
             self._firsts.append(number)
         self.trace.step(number)
         latest = self.loop.latest() if self.loop.latest is not None else None
+        if self.trace.steps <= 2:
+            self.loop.count_fetches(latest)
         if latest is not None and not latest.trains:
             latest.trains = True
             self._trained.add(latest.loader)

@@ -18,6 +18,7 @@ import torch
 
 from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox, Record, read_box
+from holdfast.adapters.codec import encode
 from holdfast.adapters.data import Batches, _generators
 from holdfast.adapters.loop import Loop, _record_of
 from holdfast.adapters.replay_frames import Frames, Noted, addresses, content_of
@@ -28,10 +29,14 @@ from holdfast.adapters.session import Place
 from holdfast.adapters.state import Objects, rank_file, read_tree, tree_image, write_tree
 from holdfast.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.config import Settings
+from holdfast.errors import StateError
 from holdfast.saving import Files
 from holdfast.staging.images import TensorImage
 
 _ABSENT = object()
+_LARGEST = 256 << 20
+"""Bytes of a batch that a checkpoint holds for each rank. A larger one is fetched again."""
+
 VERSION = 1
 """Of what a checkpoint holds for a replay."""
 
@@ -44,6 +49,10 @@ class Pass:
         self.number = number
         self.batches: Batches | None = None
         """None while the pass is replayed."""
+        self.last: Any = None
+        """The last batch that the script got,"""
+        self.held: Any = None
+        """and the one before the last point: loaders that fetch ahead hold it back."""
         self.ended = False
         self.trains = False
         """Whether an optimizer has stepped since its last batch was fetched, ever."""
@@ -86,7 +95,8 @@ class Followed(Loop):
         self._point = (AFTER, 0, 0, 0, 0, 0)
         """Side, events and their digest, step, reads and passes."""
         self._variables: Noted | None = None
-        self._since: dict[int, Batches] = {}
+        self._fetches: list[int] = []
+        self._since: dict[int, tuple[Batches, Any]] = {}
         """Passes that have ended since."""
 
     # ------------------------------------------------------------------ called by the training thread
@@ -117,6 +127,7 @@ class Followed(Loop):
             one = ref()
             if one is not None and one.batches is not None:
                 one.batches.mark()
+                one.held = one.last
                 delivered = one.batches.delivered
         self._note(BOUNDARY, self.step, trace.events * 2 + side, len(trace.table), delivered)
         self._point = (side, trace.events, trace.digest, self.step, len(self.seen.values), len(trace.table))
@@ -149,6 +160,15 @@ class Followed(Loop):
         if self._buffers is not None and self.rank == 0:
             self._buffers.keep(self.step + 1)
 
+    def count_fetches(self, one: Pass | None) -> None:
+        """A step: how many batches came before it tells whether the loader is ahead of the script."""
+        if len(self._fetches) < 2 and one is not None and one.batches is not None:
+            self._fetches.append(one.batches.delivered - sum(self._fetches))
+
+    def ahead(self) -> bool:
+        """Whether the script may not have got what its loaders have given: more came before its first step."""
+        return len(self._fetches) < 2 or self._fetches[0] != self._fetches[1]
+
     def open_passes(self) -> list[Pass]:
         return [one for ref in self.passes if (one := ref()) is not None]
 
@@ -170,7 +190,7 @@ class Followed(Loop):
     def forget(self, one: Pass) -> None:
         """The script has no more use for this pass; but the last point may be inside it."""
         if one.batches is not None:
-            self._since[one.number] = one.batches
+            self._since[one.number] = (one.batches, one.held)
 
     def leave_base(self) -> None:
         """Leave beside the black box what does not change until another pass begins."""
@@ -201,11 +221,11 @@ class Followed(Loop):
             str(number): [generator.get_state() for generator in _generators(loader)]
             for number, loader in self.closed_loaders().items()
         }
-        going_on = {one.number: one.batches for one in self.open_passes() if one.batches is not None}
-        going_on = {number: one for number, one in {**self._since, **going_on}.items() if number < passes}
+        open_now = {one.number: (one.batches, one.held) for one in self.open_passes() if one.batches is not None}
+        going_on = {number: one for number, one in {**self._since, **open_now}.items() if number < passes}
         return {
             "random": rng.capture() if record is None else record.random,
-            "positions": {str(number): batches.position() for number, batches in going_on.items()},
+            "positions": {str(number): batches.position() for number, (batches, _) in going_on.items()},
             "epoch": self.place[0],
             "passes": passes,
             "follow": {
@@ -214,6 +234,7 @@ class Followed(Loop):
                 "table": table_of(self.trace.table[:passes]),
                 "seen": self.seen.content(seen),
                 "variables": self._variables_at(record),
+                "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and _fits(held)},
                 "generators": generators,
                 "start": self.start,
                 "exact": record is None,
@@ -304,6 +325,8 @@ class Followed(Loop):
             if any(state is not None for state in position.get("workers", ())):
                 position["workers"] = [None] * len(position["workers"])
                 self.lost.append(f"the random state of the loader's workers of rank {rank} is lost")
+            elif self.ahead() and not position.get("workers"):
+                self.lost.append(f"a batch that rank {rank} had fetched ahead is drawn again")
             if "skip" in position:
                 position["skip"] += record.delivered - position["delivered"]
             position["delivered"] = record.delivered
@@ -329,6 +352,7 @@ class Followed(Loop):
                 "table": table,
                 "seen": seen,
                 "variables": {},
+                "held": {},
                 "generators": {},
                 "start": base["start"],
                 "exact": False,
@@ -339,3 +363,13 @@ class Followed(Loop):
     def remove_traces(self) -> None:
         self.seen.remove()
         super().remove_traces()
+
+
+def _fits(batch: Any) -> bool:
+    """Whether a checkpoint can hold it."""
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        encode(batch, "batch", tensors)
+    except StateError:
+        return False
+    return bool(sum(tensor.nbytes for tensor in tensors.values()) <= _LARGEST)

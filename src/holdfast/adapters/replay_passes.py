@@ -87,6 +87,7 @@ class Watched(Pass):
         finally:
             guide.busy = False
         guide.trace.fetch(self.number)
+        self.last = batch
         loop.latest = self.reference
         guide.fetched = True
         if batches.delivered == 1:

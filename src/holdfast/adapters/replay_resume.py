@@ -81,12 +81,13 @@ class Replay:
     def batch(self, one: Watched) -> Any:
         one.delivered += 1
         position = self._mine["positions"].get(str(one.number))
-        if not self.saved["variables"] and position is not None and one.delivered == position["delivered"]:
-            return self._last_batch(one, position)
+        if position is not None and one.delivered == position["delivered"]:
+            held = self.saved["held"].get(str(one.number))
+            return held if held is not None else self._last_batch(one, position)
         return self._samples.of(one.loader)
 
     def _last_batch(self, one: Watched, position: dict[str, Any]) -> Any:
-        """Where variables were lost, the batch before the point is the real one: the script may hold it for later."""
+        """The last batch before the point is the real one, since the script, or a wrapper, may hold it for later."""
         before = {**position, "delivered": position["delivered"] - 1}
         if position.get("skip", 1) < 1 or "ahead" in position:
             return self._samples.of(one.loader)

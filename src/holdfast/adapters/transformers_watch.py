@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from holdfast.adapters.transformers_keep import finished_at
 
 if TYPE_CHECKING:
     from holdfast.adapters.transformers_run import Attempt
+
+log = logging.getLogger("holdfast")
 
 NEEDED = (
     "_init_training_state",
@@ -121,6 +124,8 @@ class Watch:
     def _is_finished(self, max_steps: int) -> bool:
         checkpoint = self.start.checkpoint
         end = finished_at(checkpoint.manifest) if checkpoint is not None else None
+        if checkpoint is not None and end is not None and max_steps > end and self._attempt.host.rank == 0:
+            log.warning("resuming from %s, step %d, where the run ended before", checkpoint.location, checkpoint.step)
         return end is not None and max_steps <= end
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:

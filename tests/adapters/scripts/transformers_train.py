@@ -55,6 +55,17 @@ def pad(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {"input_ids": filled("input_ids", 0), "labels": filled("labels", -100)}
 
 
+class Normalised(torch.nn.Module):
+    """A layer with running statistics."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.flatten(0, 1)).view_as(x)
+
+
 class Recorder(TrainerCallback):
     """Writes down what it finds in a checkpoint when it is told of one."""
 
@@ -110,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--result")
-    parser.add_argument("--samples", type=int, default=96)
+    parser.add_argument("--samples", type=int, default=48)
     parser.add_argument("--augment", action="store_true")
     parser.add_argument("--varied", action="store_true")
     parser.add_argument("--stream", action="store_true")
@@ -118,6 +129,8 @@ def main() -> None:
     parser.add_argument("--record-saves")
     parser.add_argument("--trainer", default="Trainer")
     parser.add_argument("--memory", type=int, help="batches of more rows do not fit, after two steps")
+    parser.add_argument("--batchnorm", action="store_true")
+    parser.add_argument("--again", action="store_true", help="train once more if it is interrupted by hand")
     parser.add_argument("--times", type=int, default=1, help="how often to train")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--args", type=json.loads, default={}, help="more arguments of TrainingArguments")
@@ -149,6 +162,8 @@ def main() -> None:
         "seed": 7,
         **options.args,
     }
+    if options.batchnorm:
+        model.transformer.ln_f = Normalised(options.width)
     if options.memory:
         model.register_forward_pre_hook(functools.partial(check_memory, options.memory), with_kwargs=True)
     kind = {"Trainer": Trainer, "Uploading": Uploading, "Extra": Extra}[options.trainer]
@@ -168,7 +183,12 @@ def main() -> None:
     elif options.resume == "last":
         resume = get_last_checkpoint(options.out) if os.path.isdir(options.out) else None
     for _ in range(options.times):
-        output = trainer.train(resume_from_checkpoint=resume)
+        try:
+            output = trainer.train(resume_from_checkpoint=resume)
+        except KeyboardInterrupt:
+            if not options.again:
+                raise
+            output = trainer.train(resume_from_checkpoint=resume)
     digest = hashlib.sha256()
     for name, value in sorted(trainer.model.state_dict().items()):
         digest.update(name.encode() + content(value))
