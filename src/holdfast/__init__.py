@@ -19,6 +19,7 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.adapters.replay_track import track
     from holdfast.adapters.torch import Run
     from holdfast.notice import listen
 
@@ -35,6 +36,7 @@ __all__ = [
     "StateError",
     "StoreError",
     "listen",
+    "track",
 ]
 
 
@@ -47,6 +49,10 @@ def __getattr__(name: str) -> Any:
                 raise MissingExtraError(error.name, "torch", "holdfast.Run") from error
             raise
         return Run
+    if name == "track":
+        from holdfast.adapters.replay_track import track
+
+        return track
     if name == "listen":
         from holdfast.notice import listen
 

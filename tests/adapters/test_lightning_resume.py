@@ -43,10 +43,11 @@ def undisturbed(server: Server, tmp_path: Path, args: list[str], world: int = 1)
     return _known[key].results
 
 
-def assert_same(outcome: Outcome, expected: list[dict]) -> None:
+def assert_same(outcome: Outcome, expected: list[dict], but: str = "") -> None:
     assert outcome.codes == [0] * len(expected), outcome.log
+    names = [name for name in COMPARED if name != but]
     for found, wanted in zip(outcome.results, expected, strict=True):
-        assert {name: found[name] for name in COMPARED} == {name: wanted[name] for name in COMPARED}
+        assert {name: found[name] for name in names} == {name: wanted[name] for name in names}
 
 
 def stop_and_go_on(server, tmp_path, args, faults, world=1, **env) -> tuple[Outcome, Outcome]:
@@ -146,8 +147,8 @@ def test_survivors_of_a_killed_rank_save_and_the_end_is_the_same(server, tmp_pat
     assert stopped.codes[victim] == -signal.SIGKILL
     newest = assert_whole(job.dir)
     assert newest.step >= step - 1
-    assert newest.manifest.inexact == ()
-    assert_same(server.run(Job(job.out, args, 2)), expected)
+    assert all("what on_save_checkpoint of the module adds" in text for text in newest.manifest.inexact)
+    assert_same(server.run(Job(job.out, args, 2)), expected, but="seen")
 
 
 def test_an_exception_of_the_script_loses_no_step(server, tmp_path) -> None:
@@ -156,8 +157,10 @@ def test_an_exception_of_the_script_loses_no_step(server, tmp_path) -> None:
     stopped = server.run(job)
     assert stopped.codes == [1]
     assert "injected in backward of step 18" in stopped.log
-    assert assert_whole(job.dir).step == 17
-    assert_same(server.run(Job(job.out)), expected)
+    newest = assert_whole(job.dir)
+    assert newest.step == 17
+    assert newest.manifest.inexact == ("what on_save_checkpoint of the module adds is from inside of step 18",)
+    assert_same(server.run(Job(job.out)), expected, but="seen")
 
 
 @pytest.mark.parametrize(("world", "every"), [(1, "5 steps"), (1, "1 epoch"), (2, "4 steps")])

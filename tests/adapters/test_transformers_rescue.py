@@ -1,4 +1,4 @@
-"""A rank of a Trainer's job is killed without a word, or fails: the others save, and at most the step in flight is lost."""
+"""A rank of a Trainer is killed without a word, or fails: the others save, and at most the step in flight is lost."""
 
 from __future__ import annotations
 

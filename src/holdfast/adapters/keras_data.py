@@ -28,7 +28,9 @@ class EpochData:
         """Batches taken from the iterator that was made last."""
         self._random = keras_random.capture()
         """When that iterator was made."""
-        self._at_epoch: dict[str, Any] = {"created": 0, "carried": None, "random": self._random, "hooks": 0}
+        self._used = 0
+        """Iterators before it of which anything was taken."""
+        self._at_epoch: dict[str, Any] = {"created": 0, "used": 0, "carried": None, "random": self._random, "hooks": 0}
         self._make: Callable[[], Any] = iterator._get_iterator
         self._enumerate: Callable[[], Iterator[Any]] = iterator._enumerate_iterator
         iterator._get_iterator = self._made
@@ -54,6 +56,7 @@ class EpochData:
 
     def _made(self) -> Any:
         self._created += 1
+        self._used += int(self._consumed > 0)
         self._consumed = 0
         self._random = keras_random.capture()
         return self._make()
@@ -107,6 +110,7 @@ class EpochData:
         carried = iterator.steps_per_epoch is not None and iterator._current_iterator is not None
         self._at_epoch = {
             "created": self._created,
+            "used": self._used + int(self._consumed > 0 and not carried),
             "carried": self._consumed if carried else None,
             "random": self._random,
             "hooks": len(self.hooks.calls),
@@ -120,7 +124,7 @@ class EpochData:
         now = keras_random.capture()
         iterator._num_batches = saved["batches"]
         self.hooks.repeat(saved["hook_calls"], saved["hooks"])
-        if self._make_again(saved["created"], saved["carried"], saved["random"]):
+        if self._make_again(saved["created"], saved["used"], saved["carried"], saved["random"]):
             iterator._steps_seen = saved["carried"]
         elif done:
             keras_random.restore(saved["pass_random"])
@@ -141,10 +145,11 @@ class EpochData:
             keras_random.restore({name: value for name, value in now.items() if name not in streams})
         yield from inner
 
-    def _make_again(self, created: int, carried: int | None, random: Any) -> bool:
+    def _make_again(self, created: int, used: int, carried: int | None, random: Any) -> bool:
         """As many iterators as there were when the epoch began; True if the last of them is in use still."""
         iterator = self.iterator
         current = None
+        self._use_again(used)
         while self._created < created:
             last = self._created == created - 1
             if last and carried is not None:
@@ -158,6 +163,13 @@ class EpochData:
         iterator._current_iterator = current
         self._drop(current, carried)
         return True
+
+    def _use_again(self, used: int) -> None:
+        """Other backends than TensorFlow make an iterator of its datasets only when something is taken from it."""
+        dataset = getattr(self.iterator.data_adapter, "_dataset", None)
+        while not self._creates_seeds and dataset is not None and self._used < used:
+            self._used += 1
+            iter(dataset)
 
     def _drop(self, batches: Any, count: int) -> None:
         for _ in itertools.islice(batches, count):
@@ -179,6 +191,7 @@ class EpochData:
     def repeat_all(self, saved: dict[str, Any]) -> None:
         """All of a fit that is not trained again has been read: the next one finds the data as it left it."""
         self.hooks.repeat(saved["hook_calls"], len(saved["hook_calls"]))
+        self._use_again(saved["used"])
         while self._created < saved["created_in_all"]:
             if self._creates_seeds:
                 iter(self.iterator._get_iterator())
@@ -225,7 +238,7 @@ def _overridden(dataset: Any, name: str) -> bool:
     return False
 
 
-def watch_evaluation(fit: Fit, iterator: Any) -> None:
+def watch_evaluation(fit: Fit, iterator: Any, *, creates_seeds: bool) -> None:
     """Validation: a notice need not wait for its end, and its data is read in the same order on resume."""
     make, enumerate_all = iterator._get_iterator, iterator._enumerate_iterator
     made_any = False
@@ -233,7 +246,7 @@ def watch_evaluation(fit: Fit, iterator: Any) -> None:
     def made() -> Any:
         nonlocal made_any
         if getattr(fit.model, "_eval_epoch_iterator", None) is iterator:
-            for _ in range(0 if made_any else fit.evaluations):
+            for _ in range(fit.evaluations if creates_seeds and not made_any else 0):
                 iter(make())
             made_any = True
             fit.evaluations += 1

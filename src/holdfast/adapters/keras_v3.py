@@ -181,10 +181,11 @@ class Hooks(FitHooks):
         return Place(0, 1, LocalBoard())
 
     def on_data(self, fit: Fit, iterator: Any) -> None:
+        creates_seeds = self.framework.backend == "tensorflow"
         if fit.data is None:
-            fit.data = EpochData(fit, iterator, creates_seeds=self.framework.backend == "tensorflow")
+            fit.data = EpochData(fit, iterator, creates_seeds=creates_seeds)
         else:
-            watch_evaluation(fit, iterator)
+            watch_evaluation(fit, iterator, creates_seeds=creates_seeds)
 
     @contextlib.contextmanager
     def begun_later(self, fit: Fit) -> Iterator[None]:

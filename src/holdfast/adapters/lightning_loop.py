@@ -195,6 +195,8 @@ class Steps(Loop):
             return [tree_image(rank_file(self.rank), tree)]
 
         def shared() -> list[Any]:
+            if not at_boundary and self._has_own_values():
+                inexact.append(f"what on_save_checkpoint of the module adds is from inside of step {step + 1}")
             content = checkpoint or self._dump()
             self._exchange_buffers(content, self._buffers_at(step, here, inexact))
             images = [
@@ -209,6 +211,11 @@ class Steps(Loop):
         own_staged = self._stage(own())
         shared_staged = shared() if self.rank == 0 else []
         return Files(own=lambda: own_staged, shared=lambda: shared_staged)
+
+    def _has_own_values(self) -> bool:
+        """Whether the user adds values to checkpoints, which may have changed since the boundary."""
+        adds = type(self.trainer.lightning_module).on_save_checkpoint
+        return not adds.__module__.startswith(("lightning.", "pytorch_lightning."))
 
     def _dump(self) -> dict[str, Any]:
         """Lightning's own checkpoint, as of the boundary."""

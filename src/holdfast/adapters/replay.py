@@ -18,8 +18,8 @@ import sys
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable, MutableMapping, Sequence
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +29,7 @@ from torch.amp.grad_scaler import _refresh_per_optimizer_state
 from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.claim import claimed_by, tell_no_more, tell_of_claims
+from holdfast.adapters.codec import encode
 from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.replay_hooks import Hooks
@@ -40,6 +41,7 @@ from holdfast.adapters.replay_seen import Reading, Seen
 from holdfast.adapters.replay_trace import AFTER, BEFORE, Trace, astray
 from holdfast.adapters.restore import Contents
 from holdfast.adapters.session import Place
+from holdfast.adapters.state import _has_state
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
@@ -85,7 +87,7 @@ class Follower:
         self.busy = False
         """While a loader works for us: what it does inside is not the script's."""
         self.fetched = False
-        """Whether a batch was fetched since the last step."""
+        """Whether a batch was fetched since the last step, but for evaluations."""
         self._place, self._sources, self._on_preempted = place, sources, on_preempted
         self._hooks = Hooks(self)
         self._process = os.getpid()
@@ -107,6 +109,8 @@ class Follower:
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._evaluated: weakref.WeakSet[Any] = weakref.WeakSet()
         self._looked = -1
+        self._epochs_done: int | None = None
+        """Told at the next boundary."""
         self._early = _EARLY_STEPS
         self._told = False
 
@@ -363,10 +367,11 @@ class Follower:
             return
         epoch, passes, _ = loop.place
         loop.place = (epoch + 1, passes, {})
-        if not self._unsettled:
+        self._epochs_done = epoch + 1
+        if not self._unsettled and not self.fetched:  # else gradients may be there that no step has used
             loop.pending = loop.resting = True
             loop.note(AFTER, rarely=True)
-            self._attend(epochs_done=epoch + 1)
+            self._attend()
 
     def replayed_fetch(self, one: Watched) -> Any:
         """The next batch of a replay; if the replay ends here, the next one is real."""
@@ -532,12 +537,13 @@ class Follower:
 
     # ------------------------------------------------------------------ boundaries
 
-    def _attend(self, epochs_done: int | None = None) -> None:
+    def _attend(self) -> None:
         """In steady state a comparison."""
         engine = self.loop.engine
         assert engine is not None
-        if self.loop.step < engine.next_stop and epochs_done is None:
+        if self.loop.step < engine.next_stop and self._epochs_done is None:
             return
+        epochs_done, self._epochs_done = self._epochs_done, None
         if self._replay is None and self.loop.step:
             self._look_around()
         try:
@@ -558,6 +564,7 @@ class Follower:
         self._replay, self.replaying = None, False
         self._looked = self.registry.version
         self._several = len(self.registry.alive("optimizer")) > 1
+        self.fetched = False
         self.loop.note(side)
         self.host.session.journal.record("replayed", step=self.loop.step)
         return True
@@ -571,6 +578,16 @@ class Follower:
     def _fail(self, error: StateError) -> StateError:
         self._failure = error
         return error
+
+    def track(self, value: Any, frame: FrameType | None) -> Any:
+        """See :func:`holdfast.track`."""
+        if isinstance(value, torch.Generator | MutableMapping) or _has_state(value):
+            self.registry.track(value)
+            return value
+        encode(value, "tracked", {})  # raises StateError for what cannot be saved, now and not at a preemption
+        if not self._acts():
+            return value
+        return self.loop.seen.read(value, "track", lambda same: same, frame)
 
     def _progress(self) -> Progress:
         assert self.host is not None

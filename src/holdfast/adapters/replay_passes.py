@@ -89,7 +89,8 @@ class Watched(Pass):
         guide.trace.fetch(self.number)
         self.last = batch
         loop.latest = self.reference
-        guide.fetched = True
+        if not loop.resting:
+            guide.fetched = True
         if batches.delivered == 1:
             loop.leave_base()
         return batch

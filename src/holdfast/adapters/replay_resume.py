@@ -55,6 +55,7 @@ class Replay:
     def begin(self, loop: Followed) -> None:
         """The loop is at its start."""
         loop.step = self.step
+        loop.place = (self.run["epoch"], 0, {})
         loop.start = self.saved["start"]
         loop.seen.recall(self.saved["seen"])
         rng.restore(loop.start)
