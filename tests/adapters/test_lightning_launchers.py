@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
 from lightning_drill import SCRIPT
+from pages import blocks_of
 
 from checks import assert_whole
 
@@ -24,7 +26,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 BIN = Path(sys.executable).parent
 ALONE = [sys.executable]
 TORCHRUN = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-HOLDFAST = [str(BIN / "holdfast"), "run", "--quiet"]
 TWO = ["--devices", "2", "--step-s", "0.05"]
 LIMIT_S = 240.0
 
@@ -126,13 +127,50 @@ def test_torchrun(tmp_path, undisturbed) -> None:
     assert run.digests() == undisturbed
 
 
-def test_holdfast_run_switches_it_on_and_starts_the_script_again(tmp_path) -> None:
-    args = ["--step-s", "0.05"]
-    plain = Started(ALONE, tmp_path / "plain", args)
-    assert plain.wait() == 0, plain.log()
-    run = Started(HOLDFAST, tmp_path / "run", args)
-    run.await_step(7)
-    run.ranks()[0].send_signal(signal.SIGTERM)
-    assert run.wait() == 0, run.log()
-    assert "resuming from" in run.log()
-    assert run.digests() == plain.digests()
+class Program:
+    """A command in a folder, with its output in a file there."""
+
+    def __init__(self, folder: Path, *command: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.log = folder / "log"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**kept, "HOLDFAST_KILL_WAIT": "0"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def ends_well(self) -> str:
+        """What it said."""
+        try:
+            assert self.process.wait(LIMIT_S) == 0, self.log.read_text()
+            return self.log.read_text()
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def test_the_script_of_the_page_under_holdfast_run(tmp_path) -> None:
+    page = Path(__file__).parents[2] / "docs/lightning.md"
+    script = tmp_path / "train_lightning.py"
+    script.write_text(next(block.code for block in blocks_of(page) if block.language == "python"))
+    plain = Program(tmp_path / "undisturbed", sys.executable, str(script))
+    launcher = Program(tmp_path / "run", str(BIN / "holdfast"), "run", "--no-progress", str(script))
+    journal = tmp_path / "run/holdfast-runs/train_lightning/.holdfast/journal.jsonl"
+    until = time.monotonic() + LIMIT_S
+    while not (journal.exists() and '"training"' in journal.read_text()):
+        assert launcher.process.poll() is None, launcher.log.read_text()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    command, place = [str(BIN / "holdfast"), "preempt"], tmp_path / "run"
+    preempted = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert preempted.returncode == 0, preempted.stdout + preempted.stderr
+    told = launcher.ends_well()
+    (line,) = [line for line in told.splitlines() if line.startswith("sum of all parameters")]
+    assert line in plain.ends_well()
+    assert "JIT checkpoint completed" in told
+    assert "resuming from" in told

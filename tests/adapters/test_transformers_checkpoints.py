@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -290,9 +291,11 @@ def test_the_progress_file_is_right_across_attempts(server, tmp_path):
     assert float(first["loss"]) == pytest.approx(losses[-1], abs=1e-4)
     assert "validationLoss" in first
     assert "learningRate" in first
-    told_at_once = server.run(spec.plain(faults=[fault("start", step)]))
-    assert told_at_once.codes == [143], told_at_once.log
-    second = read_progress(progress)
+    job = server.start(spec.plain(slow_step_s=1.0))
+    while (second := read_progress(progress))["resumedFrom"] is None:
+        assert job.alive(), job.log()
+    job.send(signal.SIGKILL, 0)
+    assert job.wait().codes == [-9]
     assert (second["step"], second["totalSteps"], second["loss"]) == (step, 36, first["loss"])
     assert second["resumedFrom"] == f"checkpoint-{step}"
     server.run(spec.plain())

@@ -127,7 +127,7 @@ def test_sigterm_to_all_processes_of_a_rank_in_an_evaluation(server, tmp_path, w
     job = server.start(spec)
     job.wait_for("training")
     while "eval_loss" not in job.log():
-        assert job.began
+        assert job.alive(), job.log()
     os.killpg(job.pids[0], signal.SIGTERM)
     outcome = job.wait()
     assert outcome.codes == [143], outcome.log

@@ -30,6 +30,9 @@ class Outcome:
     log: str
     result: dict | None
     """What rank 0 wrote at its end."""
+    noted: dict | None = None
+    """When the first fault happened, and the last step that was complete then."""
+    ended: float = 0.0
 
     @property
     def trained(self) -> list[dict]:
@@ -86,6 +89,8 @@ def _inject(request: dict, rank: int) -> None:
 
     injector = Injector(rank, [Fault(**fault) for fault in request["faults"]])
 
+    noted, done = Path(request["pids"]).with_name("noted.json"), [0]
+
     def at(phase: str, step: int) -> None:
         for fault in injector.faults:  # ranks become processes when they are known
             if fault.rank == rank and fault.phase == phase and fault.step == step:
@@ -93,6 +98,8 @@ def _inject(request: dict, rank: int) -> None:
                 injector.faults[injector.faults.index(fault)] = Fault(
                     rank, step, phase, fault.action, [pids[other] for other in fault.also], fault.skew_s
                 )
+                if not noted.exists():
+                    noted.write_text(json.dumps({"at": time.time(), "step": done[0]}))
         injector.reached(phase, step)
 
     class Faults(transformers.TrainerCallback):
@@ -109,6 +116,9 @@ def _inject(request: dict, rank: int) -> None:
 
         def on_optimizer_step(self, args, state, control, **kwargs):
             at("after-optimizer", state.global_step + 1)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            done[0] = state.global_step
 
         def on_log(self, args, state, control, **kwargs):
             at("log", state.global_step)
@@ -162,16 +172,17 @@ def _pids(request: dict) -> list[int]:
 # ---------------------------------------------------------------------- the server
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, holdfast_on: bool) -> None:
     import datasets  # noqa: F401
     import torch
     import torch.distributed.tensor
     from transformers import Trainer, TrainingArguments  # noqa: F401
 
-    import holdfast.adapters.transformers
-    import holdfast.adapters.transformers_run
+    if holdfast_on:
+        import holdfast.adapters.transformers
+        import holdfast.adapters.transformers_run
 
-    holdfast.adapters.transformers.install(sys.modules["transformers.trainer"])
+        holdfast.adapters.transformers.install(sys.modules["transformers.trainer"])
     torch.set_num_threads(1)
     channel = socket.socket(fileno=fd)
     file = channel.makefile("rw")
@@ -225,14 +236,17 @@ def _fork(request: dict, rank: int, channel: socket.socket) -> int:
 
 
 class Server:
-    """Runs jobs, one at a time."""
+    """Runs jobs, one at a time. Without ``holdfast``: transformers as it is, with its own handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, holdfast: bool = True) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"import transformers_drill; transformers_drill.serve({theirs.fileno()})"]
+        code = f"import transformers_drill; transformers_drill.serve({theirs.fileno()}, {holdfast})"
+        command = [sys.executable, "-c", code]
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         environment.pop("HOLDFAST_ENABLED", None)
+        if not holdfast:
+            environment["HOLDFAST_ENABLED"] = "0"
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._channel = ours
@@ -243,7 +257,7 @@ class Server:
     def start(self, spec: Spec) -> Job:
         out = Path(f"{spec.dir}.out")
         out.mkdir(parents=True, exist_ok=True)
-        for name in ("result.json", "pids.json"):
+        for name in ("result.json", "pids.json", "noted.json"):
             (out / name).unlink(missing_ok=True)
         agent = None
         if spec.store == "agent":
@@ -286,6 +300,10 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], number)
 
+    def alive(self) -> bool:
+        """Whether no process of the job has ended."""
+        return not select.select([self._channel], [], [], 0)[0]
+
     def log(self) -> str:
         return Path(f"{self.spec.dir}.out/log").read_text(errors="replace")
 
@@ -312,7 +330,9 @@ class Job:
         codes = json.loads(self._file.readline())
         path = Path(f"{self.spec.dir}.out/result.json")
         result = json.loads(path.read_text()) if path.exists() else None
-        return Outcome(codes, time.monotonic() - self.began, self.log(), result)
+        path = Path(f"{self.spec.dir}.out/noted.json")
+        noted = json.loads(path.read_text()) if path.exists() else None
+        return Outcome(codes, time.monotonic() - self.began, self.log(), result, noted, time.time())
 
 
 _shared: list[Server] = []

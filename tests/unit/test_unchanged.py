@@ -87,7 +87,7 @@ def _read_from_a_file(model: Model) -> None:
 def _in_the_other_process_only(model: Model) -> None:
     child = os.fork()
     if not child:
-        model.large.data += 1
+        model.large.detach().numpy()[:] = 0  # torch's own threads do not survive a fork
         os._exit(0)
     os.waitpid(child, 0)
 
@@ -107,9 +107,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("live", [True, False], ids=["live", "staged"])
-@pytest.mark.parametrize("saves", [1, 3])
-def test_every_change_of_what_is_frozen_is_saved(run, change, live, saves):
-    for _ in range(saves):
+def test_every_change_of_what_is_frozen_is_saved(run, change, live):
+    for _ in range(3):
         run.save(live)
     before = run.frozen_file()
     CHANGES[change](run.model)

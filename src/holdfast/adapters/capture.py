@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 
 from holdfast.staging.arena import Arena, StagedImage
@@ -188,7 +189,7 @@ class _Recorder:
     def write(self, data: memoryview) -> int:
         size = len(data)
         if size >= self._least:
-            address = torch.frombuffer(data, dtype=torch.uint8).data_ptr()
+            address = numpy.frombuffer(data, dtype=numpy.uint8).ctypes.data
             if self._lives_on(address, size):
                 self._flush_small()
                 self.segments.append(memoryview((ctypes.c_char * size).from_address(address)).cast("B"))

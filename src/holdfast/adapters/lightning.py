@@ -33,7 +33,7 @@ from holdfast.adapters.claim import claim
 from holdfast.adapters.lightning_data import shielded
 from holdfast.adapters.lightning_fit import Fit, why_not
 from holdfast.config import Settings
-from holdfast.errors import Preempted
+from holdfast.errors import Preempted, StateError
 
 log = logging.getLogger("holdfast")
 
@@ -126,7 +126,11 @@ def _run_stage(original: Any) -> Any:
         fit = _current
         if fit is None or fit.trainer is not trainer or not trainer.training:
             return original(trainer)
-        fit.begin()
+        try:
+            fit.begin()
+        except StateError as error:
+            log.warning("holdfast keeps out of this fit: %s", error)
+            return original(trainer)
         if fit.is_complete:
             fit.tell_complete()
             fit.finish()

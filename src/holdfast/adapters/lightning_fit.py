@@ -20,7 +20,7 @@ from holdfast.adapters.lightning_state import put_averages, put_logged, put_metr
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.state import Objects, rank_file, read_tree
 from holdfast.config import Settings
-from holdfast.errors import CheckpointCorruptError, Preempted, StateError, StoreError
+from holdfast.errors import Preempted, StateError, StoreError
 from holdfast.home import default_location
 from holdfast.progress import Progress
 from holdfast.store.checkpoints import Checkpoint
@@ -40,15 +40,18 @@ def why_not(trainer: Any) -> str | None:
     return None
 
 
-def location_of(settings: Settings, trainer: Any) -> str:
-    """Where the checkpoints of this fit go: each further fit of a process has a place of its own."""
+def root_of(settings: Settings, trainer: Any) -> str:
+    """Where the checkpoints of a script's fits go."""
     root = str(trainer.default_root_dir)
     given = "://" in root or os.path.abspath(root) != os.getcwd()
-    place = settings.dir or (f"{root.rstrip('/')}/holdfast" if given else default_location())
-    number = _fits[place] = _fits.get(place, 0) + 1
+    return settings.dir or (f"{root.rstrip('/')}/holdfast" if given else default_location())
+
+
+def location_of(root: str, number: int) -> str:
+    """Each further fit of a process has a place of its own."""
     if number == 1:
-        return place
-    path, query, options = place.partition("?")
+        return root
+    path, query, options = root.partition("?")
     return f"{path.rstrip('/')}/fit-{number}{query}{options}"
 
 
@@ -85,7 +88,9 @@ class Fit:
     def __init__(self, trainer: Any, settings: Settings, modes: dict[str, Any]) -> None:
         """``modes``: Lightning's table of the ways to combine loaders."""
         self.trainer = trainer
-        self.settings = settings.replace(dir=location_of(settings, trainer))
+        self._root = root_of(settings, trainer)
+        number = _fits[self._root] = _fits.get(self._root, 0) + 1
+        self.settings = settings.replace(dir=location_of(self._root, number))
         self.steps: Steps | None = None
         """Where training is, once it has begun."""
         self.loss: Any = None
@@ -129,7 +134,10 @@ class Fit:
 
         def content(path: str) -> memoryview:
             if path not in entries:
-                raise CheckpointCorruptError(f"{checkpoint.name} holds no {path}: it is not of a Lightning fit")
+                raise StateError(
+                    f"{checkpoint.location} holds no {path}, it is not of a Lightning fit: give another place with "
+                    f"HOLDFAST_DIR"
+                )
             memory = memoryview(mmap.mmap(-1, max(1, entries[path].size)))[: entries[path].size]
             read_checked(checkpoint.backend, checkpoint.name, entries[path], into=memory)
             return memory
@@ -303,7 +311,9 @@ class Fit:
             self.host.engine.crashed(error)
 
     def close(self) -> None:
-        if self.steps is not None:
+        if self.steps is None:
+            _fits[self._root] -= 1  # it never trained: a search for a learning rate, or an error before
+        else:
             self.steps.unhook()
             if self.steps.data is not None:
                 self.steps.data.close()

@@ -230,9 +230,9 @@ class Followed(Loop):
             "passes": passes,
             "follow": {
                 "version": VERSION,
-                "point": {"side": side, "events": events, "digest": digest, "step": step},
+                "point": {"side": side, "events": events, "digest": digest, "step": step, "seen": seen},
                 "table": table_of(self.trace.table[:passes]),
-                "seen": self.seen.content(seen),
+                "seen": self.seen.content(),
                 "variables": self._variables_at(record),
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and _fits(held)},
                 "generators": generators,
@@ -334,7 +334,7 @@ class Followed(Loop):
         events, side = divmod(record.epoch, 2)
         seen = read_mirror(f"{path}.seen", events)
         if seen is None:
-            seen = {**Seen().content(0), "lost": "unknown"}
+            seen = {**Seen().content(), "lost": "unknown"}
             self.lost.append(f"what the script of rank {rank} read out of tensors is lost")
         if inside:
             seen["partial"] = True
@@ -348,7 +348,13 @@ class Followed(Loop):
             "passes": record.passes,
             "follow": {
                 "version": VERSION,
-                "point": {"side": side, "events": events, "digest": None, "step": step},
+                "point": {
+                    "side": side,
+                    "events": events,
+                    "digest": None,
+                    "step": step,
+                    "seen": len(seen["values"]),
+                },
                 "table": table,
                 "seen": seen,
                 "variables": {},

@@ -74,7 +74,7 @@ class Outputs:
         if answer is None:
             if len(self._answers) >= _MOST_ANSWERS:
                 self._answers.clear()
-            answer = self._answers[key] = _Answer(module, self._really(module, args, kwargs), self._fill)
+            answer = self._answers[key] = _Answer(module, self._really(module, args, kwargs), self._gradients)
         return answer.again()
 
     def _really(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,11 +93,9 @@ class Outputs:
             torch.nn.SyncBatchNorm.forward = sync
             torch.nn.BatchNorm2d._check_input_dim = check
 
-    def _fill(self, module: torch.nn.Module) -> None:
-        """After a backward pass, gradients are there."""
-        for parameter in module.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = self._zero(parameter)
+    def _gradients(self, module: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters of a module, each with a gradient of zeros."""
+        return [(parameter, self._zero(parameter)) for parameter in module.parameters() if parameter.requires_grad]
 
     def _zero(self, parameter: torch.Tensor) -> torch.Tensor:
         """Zeros of this shape; all share one piece of memory."""
@@ -147,9 +145,10 @@ def _grad(real: Any, outputs: Any, inputs: Any, *args: Any, allow_unused: Any = 
 class _Answer:
     """What a module answers, again and again."""
 
-    def __init__(self, module: torch.nn.Module, output: Any, fill: Callable[[torch.nn.Module], None]) -> None:
+    def __init__(self, module: torch.nn.Module, output: Any, gradients: Callable[[torch.nn.Module], Any]) -> None:
         self._module = module  # kept alive: its identity is what the answer is found by
-        self._fill = fill
+        self._make_gradients = gradients
+        self._gradients: Any = None
         self._output = _mapped(output, self._base)
 
     def _base(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -160,8 +159,13 @@ class _Answer:
         return base
 
     def _reached(self, base: torch.Tensor) -> None:
+        """A backward pass: gradients are there."""
         base.grad = None
-        self._fill(self._module)
+        if self._gradients is None:
+            self._gradients = self._make_gradients(self._module)
+        for parameter, zeros in self._gradients:
+            if parameter.grad is None:
+                parameter.grad = zeros
 
     def again(self) -> Any:
         return _mapped(self._output, _fresh)

@@ -112,7 +112,7 @@ class Replay:
         """Put the state in place. All ranks do this at their points of one step."""
         self._recorded.check_arrival(trace)
         self.end()
-        loop.seen.arrive()
+        loop.seen.arrive(self.saved["point"]["seen"])
         loop.adopt()
         self._load(loop.objects)
         loop.put_attributes(self.run["follow"]["attributes"])

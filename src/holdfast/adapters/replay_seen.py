@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from holdfast.errors import StateError
+from holdfast.adapters.replay_trace import astray
 
 LIMIT = 64 << 20
 """Bytes of arrays and lists that are kept. What comes after is unknown to a replay."""
@@ -86,9 +86,12 @@ class Seen:
         reader = self._reader(frame)
         if reader is None or threading.get_ident() != self.thread:
             return real(tensor)
-        if self._recalled is not None:
+        if self._recalled is None:
+            value = real(tensor)
+        elif self._recalled.strict:
             return self._recalled.next(reader, how, lambda: real(tensor))
-        value = real(tensor)
+        else:
+            value = self._recalled.next(reader, how, lambda: real(tensor))
         kind = type(value)
         if kind is float or kind is bool or (kind is int and -_WHOLE < value < _WHOLE):
             key = (id(reader.f_code), reader.f_lasti, how, kind)
@@ -146,17 +149,14 @@ class Seen:
 
     # ------------------------------------------------------------------ a checkpoint, and a replay
 
-    def content(self, count: int) -> dict[str, Any]:
-        """The first ``count`` reads, as a checkpoint keeps them."""
-        numbers = torch.tensor(self.numbers[:count], dtype=torch.int32)
-        values = torch.tensor(self.values[:count], dtype=torch.float64)
-        of_objects = [number for site, number in self.sites.items() if site[4] == "o"]
-        chosen = values[torch.isin(numbers, torch.tensor(of_objects, dtype=torch.int32))]
+    def content(self) -> dict[str, Any]:
+        """All reads, as a checkpoint keeps them."""
+        count = len(self.numbers)
         return {
-            "numbers": numbers,
-            "values": values,
+            "numbers": torch.tensor(self.numbers[:count], dtype=torch.int32),
+            "values": torch.tensor(self.values[:count], dtype=torch.float64),
             "sites": [list(site) for site in self.sites],
-            "objects": self.objects[: int(chosen.max()) + 1 if chosen.numel() else 0],
+            "objects": list(self.objects),
             "lost": self.lost,
         }
 
@@ -164,17 +164,22 @@ class Seen:
         """From now on the script gets what it read before, until :meth:`arrive`."""
         self._recalled = _Recalled(saved)
 
-    def arrive(self) -> None:
-        """The loop is where it was: what was read before belongs to this run, and what is read now is real."""
-        recalled, self._recalled = self._recalled, None
+    def arrive(self, count: int) -> None:
+        """The loop is at the point that came after ``count`` reads: these belong to this run, and now values are real.
+
+        What was read between the point and the save is read once more: what it was read from may be lost.
+        """
+        recalled = self._recalled
         assert recalled is not None
-        recalled.check_empty()
+        recalled.relax(count)
         saved = recalled.saved
         self.sites = {tuple(site): number for number, site in enumerate(saved["sites"])}
         self._by_code.clear()
-        self.numbers = array("i", saved["numbers"].tolist())
-        self.values = array("d", saved["values"].tolist())
+        self.numbers = array("i", saved["numbers"][:count].tolist())
+        self.values = array("d", saved["values"][:count].tolist())
         self.objects = list(saved["objects"])
+        if not recalled.left():
+            self._recalled = None
         self._size = sum(_size_of(value) for value in self.objects)
         self.lost = saved["lost"]
 
@@ -188,6 +193,8 @@ class _Recalled:
 
     def __init__(self, saved: dict[str, Any]) -> None:
         self.saved = saved
+        self.strict = True
+        """Whether everything must be known."""
         self._queues: dict[Site, deque[float]] = {}
         sites: list[Site] = [tuple(site) for site in saved["sites"]]
         for number, value in zip(saved["numbers"].tolist(), saved["values"].tolist(), strict=True):
@@ -206,20 +213,21 @@ class _Recalled:
                 if kind == "o":
                     return _copied(self.saved["objects"][int(value)])
                 return int(value) if kind == "i" else bool(value)
-        if self.saved["lost"] or self.saved.get("partial"):
+        if not self.strict or self.saved["lost"] or self.saved.get("partial"):
             return real()
-        raise StateError(
-            f"the replay came to a place that the run had not come to when it was saved: {how} at line "
-            f"{reader.f_lineno} of {place[0]}, in {place[1]}. The script was changed, or went another way than before"
+        what = "it reads" if how == "track" else f"it reads {how} of"
+        raise astray(
+            f"{what} a value at line {reader.f_lineno} of {place[0]}, in {place[1]}, that the run had not read there"
         )
 
-    def check_empty(self) -> None:
-        left = next((site for site, queue in self._queues.items() if queue), None)
-        if left is not None and not self.saved["lost"]:
-            raise StateError(
-                f"the replay came to the step that was saved without what the run had done before: {left[3]} in "
-                f"{left[1]} of {left[0]}. The script was changed, or went another way than before"
-            )
+    def left(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def relax(self, count: int) -> None:
+        """The first ``count`` reads must be done; those that are left may be."""
+        self.strict = False
+        if self.left() != len(self.saved["numbers"]) - count and not self.saved["lost"]:
+            raise astray("it has read less, or more, out of tensors than the run had")
 
 
 class _Mirror:

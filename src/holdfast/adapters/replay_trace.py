@@ -30,11 +30,6 @@ class Point:
     digest: int | None
     """Of those events; None: not known."""
     step: int
-    seen: int | None
-    """Reads that came before it; None: not known."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"side": self.side, "events": self.events, "digest": self.digest, "step": self.step}
 
 
 class Trace:
@@ -78,7 +73,7 @@ class Recorded:
 
     def __init__(self, tree: dict[str, Any]) -> None:
         point = tree["point"]
-        self.point = Point(point["side"], point["events"], point["digest"], point["step"], None)
+        self.point = Point(point["side"], point["events"], point["digest"], point["step"])
         self.table: list[list[int]] = tree["table"].tolist()
 
     def check_open(self, number: int, total: int) -> None:

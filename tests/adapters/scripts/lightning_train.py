@@ -31,6 +31,10 @@ options.add_argument("--val-workers", type=int, default=0)
 options.add_argument("--average", action="store_true", help="validate with averaged weights")
 options.add_argument("--metric", action="store_true", help="log a torchmetrics object")
 options.add_argument("--own-checkpoints", action="store_true", help="on exceptions too; goes on from them")
+options.add_argument("--reload", type=int, default=0, help="make the loaders anew every so many epochs")
+options.add_argument("--limit", type=float, default=1.0, help="limit_train_batches")
+options.add_argument("--swa", action="store_true", help="stochastic weight averaging from the second epoch on")
+options.add_argument("--find-rate", action="store_true", help="search for a learning rate first")
 options.add_argument("--own-strategy", action="store_true")
 options.add_argument("--ckpt", help="go on from this file")
 options.add_argument("--silent", action="store_true", help="tell nobody which step is done")
@@ -124,6 +128,8 @@ class Net(L.LightningModule):
             return [optimizer], [{"scheduler": scheduler, "monitor": "train_loss_epoch", "interval": "epoch"}]
         by_step = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=10_000)
         by_epoch = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.7)
+        if args.swa:
+            return [optimizer], [by_epoch]
         return [optimizer], [{"scheduler": by_step, "interval": "step"}, {"scheduler": by_epoch, "interval": "epoch"}]
 
 
@@ -173,6 +179,8 @@ for number in range(args.fits):
     callbacks = [best, stop, beat]
     if args.average:
         callbacks.append(L.callbacks.EMAWeightAveraging(decay=0.9))
+    if args.swa:
+        callbacks.append(L.callbacks.StochasticWeightAveraging(1e-2, swa_epoch_start=1))
     if args.own_checkpoints:
         callbacks.append(L.callbacks.ModelCheckpoint(dirpath=out / "own", every_n_train_steps=5, save_last=True))
         callbacks.append(L.callbacks.OnExceptionCheckpoint(out / "own"))
@@ -187,12 +195,19 @@ for number in range(args.fits):
         val_check_interval=int(args.val_interval) if args.val_interval > 1 else args.val_interval,
         check_val_every_n_epoch=args.val_every,
         callbacks=callbacks,
+        reload_dataloaders_every_n_epochs=args.reload,
+        limit_train_batches=int(args.limit) if args.limit > 1 else args.limit,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
     )
     model = Net()
+    if args.find_rate:
+        model.lr = 1e-2
+        importlib.import_module(f"{args.package}.tuner").Tuner(trainer).lr_find(
+            model, loader, val_loader, num_training=5
+        )
     trainer.fit(model, loader, val_loader, ckpt_path="last" if args.own_checkpoints else args.ckpt)
     digests.append(digest_of(model, trainer.optimizers[0]))
 

@@ -32,6 +32,12 @@ class Noisy(Dataset):
         return x + self.noise * torch.randn(8) if self.noise else x, self.y[index]
 
 
+def wait_at(config, gate):
+    """Stop where the test wants to find the training, until it opens the gate."""
+    while gate in config["gates"] and not os.path.exists(os.path.join(config["out"], f"gate-{gate}")):
+        time.sleep(0.01)
+
+
 def train_func(config):
     torch.set_num_threads(1)
     context = ray.train.get_context()
@@ -76,13 +82,13 @@ def train_func(config):
             scheduler.step()
             optimizer.zero_grad()
             step += 1
-            time.sleep(config["step_s"])
             with open(log, "a") as file:
                 file.write(f"{step} {os.getpid()} {ray.get_runtime_context().get_node_id()}\n")
+            wait_at(config, str(step))
         model.eval()
         with torch.no_grad():
             losses = [torch.nn.functional.mse_loss(model(x), y).item() for x, y in validation]
-            time.sleep(config["evaluation_s"])
+            wait_at(config, f"evaluation-{epoch}")
         torch.manual_seed(1000 * (epoch + 1) + rank)
         metrics = {"epoch": epoch, "validation_loss": sum(losses) / len(losses)}
         with tempfile.TemporaryDirectory() as folder:
@@ -115,8 +121,7 @@ def main():
     parser.add_argument("--samples", type=int, default=160)
     parser.add_argument("--loader-workers", type=int, default=1)
     parser.add_argument("--noise", type=float, default=0.01)
-    parser.add_argument("--step-s", type=float, default=0.0)
-    parser.add_argument("--evaluation-s", type=float, default=0.0)
+    parser.add_argument("--gates", nargs="*", default=[])
     parser.add_argument("--max-failures", type=int, default=0)
     options = parser.parse_args()
     ray.init(address=options.address)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import time
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -79,6 +80,29 @@ class Recorder(TrainerCallback):
                 print(json.dumps({"step": state.global_step, "files": sorted(os.listdir(folder))}), file=file)
 
 
+class Clock(TrainerCallback):
+    """Notes where this training began, and how long a step takes."""
+
+    def __init__(self, count: str | None) -> None:
+        self.count = count
+        self.first = self.warm_at = 0
+        self.ended = self.warm = 0.0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.first = state.global_step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.ended = time.perf_counter()
+        if state.global_step == self.first + 5:
+            self.warm, self.warm_at = self.ended, state.global_step
+        if self.count and state.is_world_process_zero:
+            with open(self.count, "ab") as file:
+                file.write(b".")
+
+    def step_s(self, last: int) -> float | None:
+        return (self.ended - self.warm) / (last - self.warm_at) if last > self.warm_at > 0 else None
+
+
 class Uploading(Trainer):
     """A Trainer whose hub is a file."""
 
@@ -131,6 +155,8 @@ def main() -> None:
     parser.add_argument("--memory", type=int, help="batches of more rows do not fit, after two steps")
     parser.add_argument("--batchnorm", action="store_true")
     parser.add_argument("--again", action="store_true", help="train once more if it is interrupted by hand")
+    parser.add_argument("--step-s", type=float, default=0.0, help="seconds that a step takes at least")
+    parser.add_argument("--count", help="a file that gets a byte for each step")
     parser.add_argument("--times", type=int, default=1, help="how often to train")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--args", type=json.loads, default={}, help="more arguments of TrainingArguments")
@@ -162,11 +188,14 @@ def main() -> None:
         "seed": 7,
         **options.args,
     }
+    if options.step_s:
+        model.register_forward_pre_hook(lambda *_: time.sleep(options.step_s))
     if options.batchnorm:
         model.transformer.ln_f = Normalised(options.width)
     if options.memory:
         model.register_forward_pre_hook(functools.partial(check_memory, options.memory), with_kwargs=True)
     kind = {"Trainer": Trainer, "Uploading": Uploading, "Extra": Extra}[options.trainer]
+    clock = Clock(options.count)
     trainer = kind(
         model=model,
         args=TrainingArguments(output_dir=options.out, **arguments),
@@ -175,7 +204,7 @@ def main() -> None:
         else Sentences(options.samples, augment=options.augment, varied=options.varied),
         eval_dataset=Sentences(24),
         data_collator=pad,
-        callbacks=[Recorder(options.record_saves)] if options.record_saves else None,
+        callbacks=[clock, *([Recorder(options.record_saves)] if options.record_saves else [])],
     )
     resume: str | bool | None = options.resume or None
     if options.resume == "true":
@@ -205,6 +234,8 @@ def main() -> None:
             "history": trainer.state.log_history,
             "metrics": output.metrics,
             "best": trainer.state.best_model_checkpoint,
+            "first": clock.first,
+            "step_s": clock.step_s(trainer.state.global_step),
         }
         with open(options.result, "w", encoding="utf-8") as file:
             json.dump(result, file)
