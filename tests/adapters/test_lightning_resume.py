@@ -88,6 +88,9 @@ ALONE = {
     "with an iterable dataset": (["--loader", "iterable"], fault(18, "forward")),
     "with a stateful loader": (["--loader", "stateful"], fault(18, "forward")),
     "with two loaders": (["--loader", "pair"], fault(20, "forward")),
+    "with loaders that are made anew": (["--reload", "1"], fault(18, "forward")),
+    "with fewer batches than the loader has": (["--limit", "7"], fault(14, "after-optimizer")),
+    "after a search for a learning rate": (["--find-rate"], fault(18, "forward")),
 }
 
 
@@ -282,6 +285,29 @@ def test_another_number_of_ranks_goes_on_with_the_same_weights(server, tmp_path)
     assert alone.codes == [0], alone.log
     assert "was saved by 2 ranks and is loaded by 1" in alone.log
     assert alone.results[0]["epochs"] == 3
+
+
+def test_what_cannot_be_exact_is_said(server, tmp_path) -> None:
+    job = Job(str(tmp_path / "run"), ["--swa"], faults=[fault(7, "forward")])
+    stopped = server.run(job)
+    assert stopped.codes == [143], stopped.log
+    assert stopped.log.count("may not be exact: StochasticWeightAveraging") == 1
+    assert len(assert_whole(job.dir).manifest.inexact) == 1
+
+
+def test_a_place_with_checkpoints_of_another_kind_is_refused(server, tmp_path) -> None:
+    import torch
+
+    import holdfast
+
+    place = tmp_path / "of-a-loop"
+    with holdfast.Run(place, model=torch.nn.Linear(2, 2)) as run:
+        run.step()
+    refused = server.run(Job(str(tmp_path / "run"), env={"HOLDFAST_DIR": str(place)}))
+    assert refused.codes == [1]
+    assert "holds no run.safetensors" in refused.log or "holds no lightning.ckpt" in refused.log
+    assert "it is not of a Lightning fit: give another place with HOLDFAST_DIR" in refused.log
+    assert_whole(str(place))
 
 
 def test_a_strategy_that_is_not_known_is_left_alone(server, tmp_path) -> None:

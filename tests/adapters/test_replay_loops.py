@@ -1,9 +1,8 @@
-"""Unchanged scripts, stopped anywhere: no completed step is lost, and started again they end with the same bits."""
+"""Unchanged scripts of one process, stopped anywhere: started again they end with the same bits."""
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,19 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import replay_drill as drill
-from checks import assert_whole, last_completed_when_noticed
+from replay_checks import check, go_on, uninterrupted
 
-_known: dict[str, list[list[str]]] = {}
+CASES = {
+    "plain_mnist": ["epoch 2 batch 4", "backward 1", "optimizer 17", "test 1 batch 1", "epoch 1 mean"],
+    "plain_tricks": ["step 7", "backward 30", "epoch 1"],
+    "plain_getbatch": ["iteration 14 loss", "optimizer 7", "estimate 3"],
+    "plain_gan": ["step 11", "after-optimizer 9"],
+    "plain_plateau": ["epoch 4 batch 3", "epoch 5 loss"],
+    "plain_accelerate": ["step 15", "evaluation 2"],
+}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def plain():
     """Runs plain PyTorch scripts; see replay_drill.py."""
     server = drill.Server()
@@ -24,49 +30,66 @@ def plain():
     server.close()
 
 
-def uninterrupted(server: drill.Server, spec: drill.Spec) -> list[list[str]]:
-    """What the script prints by itself, with holdfast off; run once for each kind."""
-    key = repr((spec.script, spec.world, spec.env, spec.options))
-    if key not in _known:
-        folder = tempfile.mkdtemp(prefix="holdfast-plain-")
-        outcome = server.run(spec.plain(dir=f"{folder}/run", env={**spec.env, "HOLDFAST_ENABLED": "0"}))
-        assert outcome.codes == [0] * spec.world, outcome.log
-        _known[key] = outcome.printed
-    return _known[key]
+@pytest.mark.parametrize(
+    ("script", "place"),
+    [pytest.param(script, place, id=f"{script}-{place}") for script, places in CASES.items() for place in places],
+)
+def test_a_script_that_is_stopped_anywhere_ends_with_the_same_bits(plain, tmp_path, script, place):
+    check(plain, drill.Spec(str(tmp_path / "run"), script, faults=[{"at": place}]))
 
 
-def check(server: drill.Server, spec: drill.Spec, limit_s: float = 120.0) -> drill.Outcome:
-    """Interrupt, look at what is left, start again without faults, and compare all that was printed."""
-    expected = uninterrupted(server, spec.plain())
-    first = server.run(spec, limit_s)
-    assert set(first.codes) == {143}, first.log
-    newest = assert_whole(spec.dir)
-    assert newest.step >= last_completed_when_noticed(spec.dir), first.log
-    assert not newest.manifest.inexact
-    for before, now in zip(expected, first.printed, strict=True):
-        assert before[: len(now)] == now
-    global LAST
-    again = LAST = server.run(spec.plain(), limit_s)
-    assert again.codes == [0] * spec.world, again.log
-    assert again.printed == expected, again.log
-    assert assert_whole(spec.dir).manifest.complete
-    return again
-
-
-CASES = {
-    "mnist": ("plain_mnist", ["epoch 2 batch 4", "backward 1", "optimizer 17", "after-optimizer 30", "test 1 batch 1",
-                              "epoch 1 mean", "test 2 loss", "after-optimizer 39", "backward 39"]),
-    "tricks": ("plain_tricks", ["step 7", "backward 30", "epoch 1", "after-optimizer 32"]),
-    "getbatch": ("plain_getbatch", ["iteration 14 loss", "backward 9", "optimizer 7", "estimate 3", "after-optimizer 2"]),
-    "gan": ("plain_gan", ["step 11", "backward 14", "epoch 1", "after-optimizer 9"]),
-    "plateau": ("plain_plateau", ["epoch 4 batch 3", "epoch 5 loss", "backward 50"]),
-    "accelerate": ("plain_accelerate", ["step 15", "evaluation 2", "backward 46"]),
-}
+@pytest.mark.parametrize("place", ["backward 39", "after-optimizer 39", "test 3 loss"])
+def test_a_notice_in_or_after_the_last_step_lets_the_run_end_or_saves_it(plain, tmp_path, place):
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_mnist", faults=[{"at": place}]), may_end=True)
 
 
 @pytest.mark.parametrize(
-    ("script", "place"),
-    [pytest.param(script, place, id=f"{name}-{place}") for name, (script, places) in CASES.items() for place in places],
+    ("kind", "place"),
+    [
+        ("scaler", "backward 4"),
+        ("lbfgs", "step 3"),
+        ("loose", "step 8"),
+        ("compiled", "step 7"),
+        ("sampler", "step 8"),
+        ("endless", "step 11"),
+        ("stateful", "step 5"),
+    ],
 )
-def test_one_process_that_is_stopped_anywhere_ends_with_the_same_bits(plain, tmp_path, script, place):
-    check(plain, drill.Spec(str(tmp_path / "run"), script, faults=[{"at": place}]))
+def test_loops_of_other_kinds(plain, tmp_path, kind, place):
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_kinds", faults=[{"at": place}], options=[kind]))
+
+
+def test_many_interruptions_end_with_the_same_bits(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_tricks", env={"HOLDFAST_SAVE_EVERY": "5 steps"})
+    for place in ("step 3", "step 9", "backward 52", "step 21", "epoch 2"):
+        outcome = plain.run(drill.Spec(**{**vars(spec), "faults": [{"at": place}]}))
+        assert outcome.codes == [143], outcome.log
+    go_on(plain, spec)
+
+
+def test_a_stop_inside_a_periodic_save(plain, tmp_path):
+    env = {"HOLDFAST_SAVE_EVERY": "4 steps"}
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_gan", faults=[{"at": "save 8"}], env=env))
+    check(plain, drill.Spec(str(tmp_path / "other"), "plain_getbatch", faults=[{"at": "commit 8"}], env=env))
+
+
+def test_saves_by_epochs_come_at_the_end_of_each_pass_that_trains(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_mnist", env={"HOLDFAST_SAVE_EVERY": "1 epoch"})
+    outcome = plain.run(spec)
+    assert outcome.printed == uninterrupted(plain, spec)
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == [
+        "checkpoint-13",
+        "checkpoint-26",
+        "checkpoint-39",
+    ]
+
+
+def test_a_complete_run_that_is_started_again_does_not_train_and_ends_alike(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_plateau")
+    first = plain.run(spec)
+    assert first.codes == [0], first.log
+    again = go_on(plain, spec)
+    assert "where it is complete (HOLDFAST_RESUME=never starts it anew)" in again.log
+    anew = plain.run(spec.plain(env={"HOLDFAST_RESUME": "never"}))
+    assert anew.printed == first.printed
+    assert "starting anew as told" in anew.log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,13 +94,33 @@ def test_sigterm_to_torchrun_itself(server, tmp_path):
 
 
 @pytest.mark.slow
-def test_holdfast_run_starts_the_script_again_where_it_was(server, tmp_path):
-    spec = long(tmp_path, env={"HOLDFAST_ENABLED": ""})
-    command = Command(spec, *HOLDFAST)
-    command.wait_for_step(3)
-    notice = [sys.executable, "-m", "holdfast.cli", "preempt", spec.dir]
-    assert subprocess.run(notice, check=False, capture_output=True, timeout=120).returncode == 0
-    done = command.outcome()
-    assert done.codes == [0], done.log
-    assert "JIT checkpoint completed" in done.log
-    assert_same(done, without_holdfast(server, spec))
+def test_the_script_of_the_page_is_preempted_and_ends_the_same(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/transformers.md").read_text(encoding="utf-8")
+    (tmp_path / "train_gpt2.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))}
+    environ = {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def start(*words: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env={**environ, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def parameters(process: subprocess.Popen[str]) -> str:
+        output, _ = process.communicate(timeout=200)
+        (line,) = [line for line in output.splitlines() if line.startswith("parameters:")]
+        return line
+
+    run = start(*HOLDFAST, "--kill-wait", "0", "train_gpt2.py")
+    preempted = start("-m", "holdfast.cli", "preempt", "counting", "--delay", "0.5", "--json")
+    told, _ = preempted.communicate(timeout=200)
+    (outcome,) = json.loads(told)["preemptions"]
+    assert (outcome["saved"], outcome["steps_lost"], outcome["reason"]) == (True, 0, "jit"), told
+    interrupted = parameters(run)
+    assert run.returncode == 0
+    shutil.rmtree(tmp_path / "counting")
+    assert interrupted == parameters(start("train_gpt2.py", HOLDFAST_ENABLED="0"))

@@ -78,7 +78,7 @@ def capturing(folder: str, substitute: Callable[[str, Any], Any] = lambda path, 
 
         def save_tensors(tensors: Any, filename: Any, metadata: Any = None) -> None:
             path = captured.relative(filename) if threading.get_ident() == thread else None
-            if path is None or not all(_fits(tensor) for tensor in tensors.values()):
+            if path is None or not _fit(tensors):
                 save_file(tensors, filename, metadata)
             else:
                 captured.pickled.pop(path, None)
@@ -96,9 +96,17 @@ def capturing(folder: str, substitute: Callable[[str, Any], Any] = lambda path, 
                 module[name] = save_file
 
 
-def _fits(tensor: torch.Tensor) -> bool:
-    """Whether safetensors would take the tensor and its bytes are those of its memory."""
-    return tensor.layout is torch.strided and tensor.is_contiguous() and tensor.device.type != "meta"
+def _fit(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether their bytes are those of their memory. What is not so is left to safetensors itself, to write or refuse."""
+    if not all(
+        _is_plain(value) and value.is_contiguous() and value.device.type != "meta" for value in tensors.values()
+    ):
+        return False
+    try:
+        TensorImage("", tensors)
+    except TypeError:  # a type that is too new
+        return False
+    return True
 
 
 def _imported(function: Any) -> list[tuple[dict[str, Any], str]]:

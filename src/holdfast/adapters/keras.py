@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.adapters import keras_callbacks
+from holdfast.adapters import keras_callbacks, keras_seeds
 from holdfast.adapters.claim import claim
 from holdfast.adapters.keras_fit import Mode
 from holdfast.adapters.keras_hooks import FitHooks
-from holdfast.adapters.keras_run import KerasRun
+from holdfast.adapters.keras_run import KerasRun, seeds_in
 from holdfast.config import Settings, parse_bool
+from holdfast.errors import HoldfastError
 from holdfast.home import default_location
+from holdfast.store import open_backend
+from holdfast.store.checkpoints import whole
 
 log = logging.getLogger("holdfast")
 
@@ -45,8 +49,8 @@ class JITCheckpoint:
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("on_", "set_", "_implements")):
             raise AttributeError(
-                f"JITCheckpoint has no {name}: holdfast takes it out of the callbacks when fit begins, and this one was "
-                f"made before keras or tf_keras was imported; make it after that"
+                f"JITCheckpoint has no {name}: holdfast takes it out of the callbacks when fit begins, and this one "
+                f"was made before keras or tf_keras was imported; make it after that"
             )
         raise AttributeError(name)
 
@@ -72,11 +76,12 @@ def install(module: Any) -> None:
         hooks = Hooks3(module, train)
     _installed[id(module)] = hooks
     hooks.install()
+    if "tensorflow" in sys.modules:
+        keras_seeds.install(_seeds, _is_on)
 
 
 def install_into_loaded() -> None:
-    import sys
-
+    """Into what the process has imported so far."""
     for name in ("keras", "tf_keras"):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "Model"):
@@ -100,12 +105,15 @@ def _settings_for(arguments: dict[str, Any]) -> Settings | None:
     given = [one for one in keras_callbacks.flatten(callbacks) if isinstance(one, JITCheckpoint)]
     if given:
         arguments["callbacks"] = _without(callbacks)
-    switch = os.environ.get("HOLDFAST_ENABLED", "")
     if given:
         return given[0].settings if given[0].settings.enabled else None
-    if not switch or not parse_bool(switch):
-        return None
-    return Settings.load()
+    return Settings.load() if _is_on() else None
+
+
+def _is_on() -> bool:
+    """Whether the environment says that every training is looked after."""
+    switch = os.environ.get("HOLDFAST_ENABLED", "")
+    return bool(switch) and parse_bool(switch)
 
 
 def _without(callbacks: Any) -> Any:
@@ -140,5 +148,22 @@ def _run_for(hooks: FitHooks, model: Any, settings: Settings) -> KerasRun:
         if not _current.closed and _current.location == location:
             return _current
         _current.end()
-    _current = KerasRun(settings, hooks.place(model, settings), location, _finished)
+    _current = KerasRun(settings, hooks.place(model, settings), location, _finished, _seeds)
     return _current
+
+
+def _seeds_of_last_attempt() -> list[int]:
+    """Of the run that this process will go on with, as far as that is known before it trains."""
+    settings = Settings.load()
+    if settings.resume == "never" or not settings.checkpointing:
+        return []
+    try:
+        locations = [settings.dir or default_location(), *([settings.fallback] if settings.fallback else [])]
+        newest = next(whole([open_backend(location) for location in locations]), None)
+        return [] if newest is None else seeds_in(newest, keras_seeds.worker_number())
+    except (HoldfastError, OSError) as error:
+        log.warning("cannot see how the data of the last attempt was shuffled: %s", error)
+        return []
+
+
+_seeds = keras_seeds.Seeds(_seeds_of_last_attempt)

@@ -101,7 +101,7 @@ def _attributes(callback: Any) -> dict[str, Any]:
 
 
 def _functions(callback: Any) -> dict[str, str]:
-    """Attributes that are functions of the framework, such as the comparison that a monitor has chosen, by their name."""
+    """Attributes that are functions of the framework, such as the comparison that a monitor has chosen, by name."""
     found = {}
     for name, value in vars(callback).items():
         if isinstance(value, types.FunctionType | np.ufunc):

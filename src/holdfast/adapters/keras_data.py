@@ -38,11 +38,17 @@ class EpochData:
         self.hooks = EpochHooks(iterator.data_adapter)
 
     def total(self) -> int | None:
-        return self.iterator.num_batches
+        batches: int | None = self.iterator.num_batches
+        return batches
 
     def specification(self) -> Any:
         """The shapes and types of a batch, as TensorFlow knows them without reading one."""
         return self.iterator._distributed_dataset.element_spec
+
+    def users_dataset(self) -> Any:
+        """A dataset that the script has made; None if it was Keras."""
+        adapter = self.iterator.data_adapter
+        return adapter.get_tf_dataset() if type(adapter).__name__ == "TFDatasetAdapter" else None
 
     def position(self) -> dict[str, Any]:
         return {

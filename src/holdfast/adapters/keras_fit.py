@@ -22,6 +22,7 @@ from holdfast.errors import StateError
 
 if TYPE_CHECKING:
     from holdfast.adapters.keras_run import KerasRun
+    from holdfast.adapters.keras_seeds import Seeds
 
 log = logging.getLogger("holdfast")
 
@@ -96,7 +97,9 @@ class Mode(enum.Enum):
 class Fit:
     """The state of one call of ``fit``."""
 
-    def __init__(self, run: KerasRun, framework: Framework, model: Any, number: int, first: int, epochs: int) -> None:
+    def __init__(
+        self, run: KerasRun, framework: Framework, model: Any, number: int, first: int, epochs: int, seeds: Seeds
+    ) -> None:
         self.run = run
         self.framework = framework
         self.model = model
@@ -126,6 +129,7 @@ class Fit:
         self.in_flight = 1
         self.evaluations = 0
         """Iterators over validation data that were made so far."""
+        self._seeds = seeds
         self._began_random = keras_random.capture()
         self.position: dict[str, Any] | None = None
         """Where the data is to go on, until it is there."""
@@ -237,6 +241,7 @@ class Fit:
             "began_random": self._began_random,
             "data": self.data.position() if self.data is not None else {},
             "evaluations": self.evaluations,
+            "shuffle_seeds": list(self._seeds.used),
             "callbacks": keras_callbacks.capture(callbacks),
             "logs": numbers(self.logs),
             "epoch_logs": numbers(self.epoch_logs),

@@ -46,6 +46,10 @@ class FitHooks(ABC):
     def repeat_end(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
         """Let the framework's ``fit`` do nothing; returns its history."""
 
+    def is_training(self) -> bool:
+        """Whether the calling thread is inside a ``fit`` that is looked after."""
+        return self._fit is not None and self._fit.is_mine()
+
     def patch(self, trainer: Any, data: Any, callbacks: Any) -> None:
         trainer.fit = self._followed_fit(trainer.fit)
         data.__init__ = self._then(data.__init__, self.on_data)
@@ -69,9 +73,8 @@ class FitHooks(ABC):
         @functools.wraps(original)
         def init(target: Any, *args: Any, **kwargs: Any) -> None:
             original(target, *args, **kwargs)
-            fit = self._fit
-            if fit is not None and fit.is_mine():
-                after(fit, target)
+            if self._fit is not None and self.is_training():
+                after(self._fit, target)
 
         return init
 

@@ -130,8 +130,9 @@ def _dtype(name: str) -> np.dtype[Any]:
     if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(name)
+        name = getattr(ml_dtypes, name)
+    made: np.dtype[Any] = np.dtype(name)
+    return made
 
 
 def encode(value: Any, name: str, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:

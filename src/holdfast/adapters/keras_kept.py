@@ -1,5 +1,5 @@
-"""What a survivor needs to save a run of several workers: this rank's small state at its last boundaries, in memory that
-outlives the process.
+"""What a survivor needs to save a run of several workers: this rank's small state at its last boundaries, in memory
+that outlives the process.
 
 All workers hold the same weights, but each has running statistics, metrics and random numbers of its own, which a step
 in flight changes before it fails for want of a peer. So at every boundary they are copied to a file in shared memory,

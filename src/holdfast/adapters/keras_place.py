@@ -86,7 +86,7 @@ class CoordinationBoard(Board):
 
     def entries(self, key: str) -> list[bytes]:
         # No rank adds more than one, so that nobody need wait to see that there are no more.
-        found = []
+        found: list[bytes] = []
         while len(found) < self._world and (value := self._look(f"{key}/{len(found)}", _PROBE_S)) is not None:
             found.append(value)
         return found

@@ -1,4 +1,4 @@
-"""The random state of a process that trains with Keras, outside of the model: Python, NumPy, torch's and TensorFlow's own.
+"""The random state of a process that trains with Keras, but for that of the model: of Python, NumPy, torch, TensorFlow.
 
 Only what is loaded already is asked: nothing is imported here.
 """
@@ -27,9 +27,8 @@ def capture() -> dict[str, Any]:
     torch = _torch()
     if torch is not None:
         state["torch"] = torch.get_rng_state().numpy().copy()
-    generator = _tensorflow_generator()
-    if generator is not None:
-        state["tensorflow"] = generator.state.numpy()
+    for name, generator in _tensorflow_generators().items():
+        state[name] = generator.state.numpy()
     return state
 
 
@@ -44,9 +43,9 @@ def restore(state: dict[str, Any]) -> None:
     torch = _torch()
     if "torch" in state and torch is not None:
         torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
-    generator = _tensorflow_generator()
-    if "tensorflow" in state and generator is not None:
-        generator.state.assign(state["tensorflow"])
+    for name, generator in _tensorflow_generators().items():
+        if name in state:
+            generator.state.assign(state[name])
 
 
 def drawn_since(before: dict[str, Any], shuffled: int) -> frozenset[str]:
@@ -83,7 +82,19 @@ def _torch() -> Any:
     return sys.modules.get("torch") if "keras.src.backend.torch" in sys.modules else None
 
 
-def _tensorflow_generator() -> Any:
-    """What ``tf.random.get_global_generator()`` has made, if anybody has asked for it."""
+_shuffles: Any = None
+
+
+def shuffle_generator() -> Any:
+    """The generator with which arrays are shuffled where the script sets no seed."""
+    global _shuffles
+    if _shuffles is None:
+        _shuffles = sys.modules["tensorflow"].random.Generator.from_non_deterministic_state()
+    return _shuffles
+
+
+def _tensorflow_generators() -> dict[str, Any]:
+    """That one, and what ``tf.random.get_global_generator()`` has made, if anybody has asked for them."""
     module = sys.modules.get("tensorflow.python.ops.stateful_random_ops")
-    return getattr(module, "global_generator", None)
+    found = {"tensorflow": getattr(module, "global_generator", None), "shuffles": _shuffles}
+    return {name: generator for name, generator in found.items() if generator is not None}

@@ -21,8 +21,9 @@ from typing import Any
 from holdfast.adapters.host import Host
 from holdfast.adapters.keras_box import StepBox
 from holdfast.adapters.keras_fit import Fit, Framework, Mode, numbers
-from holdfast.adapters.keras_kept import KeptState
 from holdfast.adapters.keras_images import BufferImage, read_tree, tree_image
+from holdfast.adapters.keras_kept import KeptState
+from holdfast.adapters.keras_seeds import Seeds
 from holdfast.adapters.session import Place
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, Preempted
@@ -52,8 +53,9 @@ def end_folder(number: int) -> str:
 class KerasRun:
     """The training of this process, as the engine sees it. The training thread writes its fields; others read."""
 
-    def __init__(self, settings: Settings, place: Place, location: str, finished: dict[str, int]) -> None:
+    def __init__(self, settings: Settings, place: Place, location: str, finished: dict[str, int], seeds: Seeds) -> None:
         """``finished``: by location, the calls of fit that this process has finished; counted on here."""
+        self._seeds = seeds
         self.settings = settings
         self.location = location
         self.step = 0
@@ -119,7 +121,7 @@ class KerasRun:
     def begin(self, framework: Framework, model: Any, first: int, epochs: int) -> Fit:
         """A call of fit begins, in the training thread."""
         number = self._finished.get(self.location, 0) + 1
-        fit = Fit(self, framework, model, number, first, epochs)
+        fit = Fit(self, framework, model, number, first, epochs, self._seeds)
         if self._loaded is not None:
             checkpoint, state, weights = self._loaded
             if number == state["fit"]:
@@ -383,6 +385,13 @@ def _read(checkpoint: Checkpoint, entry: FileEntry) -> memoryview:
     memory = memoryview(mmap.mmap(-1, max(1, entry.size)))[: entry.size]
     read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
     return memory
+
+
+def seeds_in(checkpoint: Checkpoint, rank: int) -> list[int]:
+    """With which seeds the datasets of a rank's script were shuffled that have none of their own."""
+    entries = {entry.path: entry for entry in checkpoint.manifest.files}
+    own = entries.get(rank_file(rank)) or entries.get(rank_file(0))
+    return [] if own is None else [int(seed) for seed in _tree(checkpoint, own)["shuffle_seeds"]]
 
 
 def _tree(checkpoint: Checkpoint, entry: FileEntry) -> dict[str, Any]:

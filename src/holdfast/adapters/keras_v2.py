@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapters import keras_random, keras_tensorflow
+from holdfast.adapters import keras_random, keras_seeds, keras_tensorflow
 from holdfast.adapters.keras_data import EpochHooks
 from holdfast.adapters.keras_fit import Fit, Mode, shadow
 from holdfast.adapters.keras_hooks import FitHooks
@@ -133,7 +133,7 @@ class TfKeras:
     # ------------------------------------------------------------------ facts
 
     def learning_rate(self, model: Any) -> float | None:
-        optimizer = getattr(model, "optimizer", None)
+        optimizer: Any = getattr(model, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", None)
         if rate is None:
             return None
@@ -146,19 +146,24 @@ class TfKeras:
         return keras_tensorflow.is_peer_lost(error)
 
     def moving(self, model: Any) -> dict[str, Any]:
-        moved = {name: variable for name, variable in self.extras(model).items() if not name.startswith(_SET_FROM_OUTSIDE)}
+        moved = {
+            name: variable for name, variable in self.extras(model).items() if not name.startswith(_SET_FROM_OUTSIDE)
+        }
         return {**moved, "iterations": model.optimizer.iterations}
 
     def doubts(self, fit: Fit) -> list[str]:
+        assert isinstance(fit.data, HandlerData)
+        found = keras_seeds.doubts_of(fit.data.users_dataset())
         ops: set[str] = set()
         for function in keras_tensorflow.functions_in(fit.model.train_function):
             ops |= keras_tensorflow.random_ops(function)
         if not ops:
-            return []
+            return found
         return [
+            *found,
             f"the model draws random numbers with operations whose state cannot be saved ({', '.join(sorted(ops))}); "
             f"call tf_keras.backend.experimental.enable_tf_random_generator() before the model is made, and use "
-            f"tf.random.Generator in layers of your own"
+            f"tf.random.Generator in layers of your own",
         ]
 
 
@@ -191,10 +196,16 @@ class HandlerData:
         handler.steps = self._followed
 
     def total(self) -> int | None:
-        return self.handler._inferred_steps
+        steps: int | None = self.handler._inferred_steps
+        return steps
 
     def specification(self) -> Any:
         return self.handler._adapter.get_dataset().element_spec
+
+    def users_dataset(self) -> Any:
+        """A dataset that the script has made; None if it was tf-keras."""
+        adapter = self.handler._adapter
+        return adapter.get_dataset() if type(adapter).__name__ == "DatasetAdapter" else None
 
     def position(self) -> dict[str, Any]:
         return {
@@ -318,11 +329,13 @@ class Hooks(FitHooks):
 
     def install(self) -> None:
         from tf_keras.src.callbacks import CallbackList
-        from tf_keras.src.engine.data_adapter import DataHandler
+        from tf_keras.src.engine.data_adapter import DataHandler, TensorLikeDataAdapter
         from tf_keras.src.engine.training import Model
 
         # Dropout and the like then keep their random state in a variable, which can be saved.
         self.framework.keras.backend.experimental.enable_tf_random_generator()
+        adapter = TensorLikeDataAdapter
+        adapter.__init__ = keras_seeds.shuffling(adapter.__init__, self.is_training)
         self.patch(Model, DataHandler, CallbackList)
 
     def place(self, model: Any, settings: Settings) -> Place:
@@ -352,7 +365,8 @@ def _watch_evaluation(fit: Fit, handler: Any) -> None:
 
     def epochs() -> Iterator[Any]:
         nonlocal caught_up
-        if getattr(fit.model, "_eval_data_handler", None) is handler:
+        cached: Any = getattr(fit.model, "_eval_data_handler", None)
+        if cached is handler:
             made = 1 + int(handler._adapter.should_recreate_iterator())
             for _ in range(0 if caught_up else fit.evaluations * made):
                 iter(handler._dataset)

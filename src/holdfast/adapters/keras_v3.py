@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapters import keras_tensorflow
+from holdfast.adapters import keras_seeds, keras_tensorflow
 from holdfast.adapters.keras_data import EpochData, watch_evaluation
 from holdfast.adapters.keras_fit import Fit, Mode, shadow
 from holdfast.adapters.keras_hooks import FitHooks, Train
@@ -153,6 +153,8 @@ class Keras3:
     def doubts(self, fit: Fit) -> list[str]:
         found: list[str] = []
         if self.backend == "tensorflow":
+            assert isinstance(fit.data, EpochData)
+            found += keras_seeds.doubts_of(fit.data.users_dataset())
             ops: set[str] = set()
             for function in keras_tensorflow.functions_in(fit.model.train_function):
                 ops |= keras_tensorflow.random_ops(function)
@@ -172,8 +174,10 @@ class Hooks(FitHooks):
 
     def install(self) -> None:
         from keras.src.callbacks.callback_list import CallbackList
+        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
         from keras.src.trainers.epoch_iterator import EpochIterator
 
+        ArrayDataAdapter.get_tf_dataset = keras_seeds.shuffling(ArrayDataAdapter.get_tf_dataset, self.is_training)
         model = self.framework.keras.Model
         self.patch(next(base for base in model.__mro__ if "fit" in vars(base)), EpochIterator, CallbackList)
 

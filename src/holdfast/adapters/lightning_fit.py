@@ -165,6 +165,8 @@ class Fit:
         optimizers = {f"optimizer_{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
         objects = Objects({"model": trainer.strategy.model, **optimizers}, host.rank, incremental=False)
         steps = Steps(trainer, objects, BlackBox(host.box_path(), host.rank), self._place, rescue=self.settings.rescue)
+        for text in steps.inexact if host.rank == 0 else ():
+            log.warning("a resume of this fit may not be exact: %s", text)
         run = self._run
         if run is None:
             steps.step = trainer.global_step

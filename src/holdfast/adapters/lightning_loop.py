@@ -35,6 +35,7 @@ from holdfast.saving import Files
 
 CHECKPOINT = "lightning.ckpt"
 RUN = "run.safetensors"
+_SWA = "StochasticWeightAveraging takes up its work at the beginning of an epoch, not in the middle of one"
 
 
 @dataclass(slots=True)
@@ -70,6 +71,8 @@ class Steps(Loop):
         self._late_schedulers = any(
             config.reduce_on_plateau and config.interval == "step" for config in trainer.lr_scheduler_configs
         )
+        self.inexact = [_SWA] if any(_is_swa(callback) for callback in trainer.callbacks) else []
+        """What of this fit cannot be restored exactly, in words."""
         self.noted: Note = self._take_note()
 
     # ------------------------------------------------------------------ called by the training thread
@@ -187,7 +190,7 @@ class Steps(Loop):
         step = self.step
         here = at_boundary and (self.at_end or not self._moved)
         tree = self._own_tree(None if here else _record_of(self.box.records(), step))
-        inexact: list[str] = []
+        inexact = [] if self.at_end else list(self.inexact)
         # At a boundary all ranks are here, on their training threads: hooks of the user may talk to each other.
         checkpoint = self._dump() if at_boundary else None
 
@@ -210,7 +213,7 @@ class Steps(Loop):
             return Files(own=own, shared=shared, of=lambda rank: self._part_of(rank, step), inexact=inexact)
         own_staged = self._stage(own())
         shared_staged = shared() if self.rank == 0 else []
-        return Files(own=lambda: own_staged, shared=lambda: shared_staged)
+        return Files(own=lambda: own_staged, shared=lambda: shared_staged, inexact=inexact)
 
     def _has_own_values(self) -> bool:
         """Whether the user adds values to checkpoints, which may have changed since the boundary."""
@@ -282,3 +285,7 @@ class Steps(Loop):
         index = self.noted.spot[0] if self.noted.spot is not None else 0
         tree["data"] = {"index": index, "consumed": None, "loaders": positions} if positions else None
         return tree
+
+
+def _is_swa(callback: Any) -> bool:
+    return any(kind.__name__ == "StochasticWeightAveraging" for kind in type(callback).__mro__)

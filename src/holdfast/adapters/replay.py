@@ -32,6 +32,7 @@ from holdfast.adapters.claim import claimed_by, tell_no_more, tell_of_claims
 from holdfast.adapters.codec import encode
 from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
+from holdfast.adapters.replay_birth import Birth
 from holdfast.adapters.replay_hooks import Hooks
 from holdfast.adapters.replay_loop import Followed, Pass
 from holdfast.adapters.replay_objects import Registry
@@ -127,6 +128,7 @@ class Follower:
         if _current is not None and _current is not self:
             _current.close()
         _current = self
+        self._birth = Birth(self.settings)
         self._hooks.begin()
         tell_of_claims(self.stand_back)
 
@@ -264,10 +266,12 @@ class Follower:
         seen = Seen(f"{box.path}.seen" if box.path is not None and place.world > 1 else None)
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)
         if self._replay is not None:
-            self._replay.begin(self.loop)
+            self._replay.begin(self.loop, self._birth)
             self.replaying = True
         else:
             self.loop.start = rng.capture()
+            self.loop.birth = self._birth.content(self.loop.start)
+            self._birth.leave()
             for order in self.registry.orders():
                 order.watch()
         self.loop.engine = host.start(self.loop, self._progress, sources=self._sources)
@@ -294,6 +298,11 @@ class Follower:
         if kind == "optimizer" and not self._following and not self._over:
             self._hooks.watch_loaders()
             self._hooks.watch_first_call()
+
+    def loads(self, file: Any) -> None:
+        """``torch.load``."""
+        if not self._following:
+            self._birth.note_load(file)
 
     def made_ddp(self, module: Any) -> None:
         """All ranks are here together: a good moment to meet."""

@@ -32,6 +32,9 @@ _DEEP = 6
 _LONG = 4096
 _VISITS = 100_000
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_STEP = f"{_TORCH}optim/optimizer.py"
+"""It holds what ``optimizer.step(closure)`` is about to return."""
+
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _SKIPPED = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType, FrameType)
 _MACHINERY = {"_parameters", "_buffers", "_modules"}
@@ -131,9 +134,10 @@ def _limited(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Outward, without those of torch and of holdfast."""
+    """Outward, without those of torch, but for an optimizer's step, and of holdfast."""
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        name = frame.f_code.co_filename
+        if name == _STEP or not name.startswith((_TORCH, _OURS)):
             yield frame
         frame = frame.f_back
 

@@ -33,6 +33,7 @@ class Watcher(Protocol):
 
     def made_module(self, module: torch.nn.Module) -> None: ...
     def made(self, kind: str, thing: Any) -> None: ...
+    def loads(self, file: Any) -> None: ...
     def made_ddp(self, module: DistributedDataParallel) -> None: ...
     def first_act(self) -> bool: ...
     def iterate(self, loader: Any, real: Callable[[Any], Any]) -> Any: ...
@@ -81,11 +82,20 @@ class Hooks:
                 lambda one, *args, **options: watcher.scaler_update(one, functools.partial(real, one, *args, **options))
             ),
         )
+        for holder in (torch, torch.serialization):
+            self._around(holder, "load", self._load)
         self.watch_loaders()
         self._handles = [
             register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: watcher.before_step(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watcher.after_step(optimizer)),
         ]
+
+    def _load(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def load(file: Any, *args: Any, **options: Any) -> Any:
+            self._watcher.loads(file)
+            return real(file, *args, **options)
+
+        return load
 
     def watch_loaders(self) -> None:
         """Also those of packages that were imported since."""

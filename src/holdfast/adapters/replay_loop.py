@@ -78,7 +78,9 @@ class Followed(Loop):
         self.latest: weakref.ref[Pass] | None = None
         """The one that gave the last batch."""
         self.start: dict[str, Any] = {}
-        """The random state as the loop began."""
+        """The random state as the loop began,"""
+        self.birth: dict[str, Any] = {}
+        """and how the script came there."""
         self.main: torch.nn.Module | None = None
         """The model that is trained, or the first of them."""
         self._incremental = incremental
@@ -197,7 +199,12 @@ class Followed(Loop):
         if self.box.path is None:
             return
         positions = {str(one.number): one.batches.pass_start() for one in self.open_passes() if one.batches is not None}
-        base = {"positions": positions, "table": table_of(self.trace.table), "start": self.start}
+        base = {
+            "positions": positions,
+            "table": table_of(self.trace.table),
+            "start": self.start,
+            "birth": self.birth,
+        }
         temporary = f"{self.box.path}.position.tmp"
         with open(temporary, "wb") as file:
             file.write(write_tree(base))
@@ -237,6 +244,7 @@ class Followed(Loop):
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and _fits(held)},
                 "generators": generators,
                 "start": self.start,
+                "birth": self.birth,
                 "exact": record is None,
             },
         }
@@ -361,6 +369,7 @@ class Followed(Loop):
                 "held": {},
                 "generators": {},
                 "start": base["start"],
+                "birth": base["birth"],
                 "exact": False,
             },
         }

@@ -11,6 +11,7 @@ import torch
 
 from holdfast.adapters import rng
 from holdfast.adapters.data import _set_generators
+from holdfast.adapters.replay_birth import Birth
 from holdfast.adapters.replay_loop import VERSION, Followed
 from holdfast.adapters.replay_outputs import Outputs
 from holdfast.adapters.replay_passes import Samples, Watched
@@ -52,8 +53,24 @@ class Replay:
         self._samples = Samples()
         self._began = time.monotonic()
 
-    def begin(self, loop: Followed) -> None:
+    def begin(self, loop: Followed, birth: Birth) -> None:
         """The loop is at its start."""
+        saved = self.saved["birth"]
+        loaded = next((name for name in birth.loads if name not in saved["loads"]), None)
+        if loaded is not None:
+            raise StateError(
+                f"the script has loaded {loaded} before its loop, which it had not when the run began: it goes on from "
+                f"a checkpoint of its own, and step {self.step} in {self._contents.checkpoint.location} is of a run "
+                f"that began without it. To go on from that step, start the script so that it does not load its own; "
+                f"to go on from its own, set HOLDFAST_RESUME=never"
+            )
+        if different := birth.differences(saved):
+            log.warning(
+                "the script draws from %s before its loop, and begins with other numbers than the first time: if they "
+                "decide on its data, it is not the same. Seed them",
+                " and ".join({"python": "random", "numpy": "numpy.random"}[kind] for kind in different),
+            )
+        loop.birth = saved
         loop.step = self.step
         loop.place = (self.run["epoch"], 0, {})
         loop.start = self.saved["start"]

@@ -49,7 +49,7 @@ Site = tuple[str, str, int, str, str]
 
 def _kind_of(code: CodeType) -> int:
     name = code.co_filename
-    if name in _ON_BEHALF:
+    if name in _ON_BEHALF or (name.startswith(f"{_TORCH}amp/") and code.co_name == "get_scale"):
         return _THROUGH
     if name.startswith((_OURS, *_REPLAYED)):
         return _INSIDE

@@ -50,6 +50,8 @@ class Keeper:
         asked = any(os.environ.get(variable) for variable in settings_table()["keep"].env)
         self._limit = settings.keep if asked else None
         self._keep_unasked = settings.keep
+        self.best_before: str | None = None
+        """The best checkpoint of the state that this attempt goes on with, until the Trainer has it."""
 
     # ------------------------------------------------------------------ which ones stay
 
@@ -60,7 +62,7 @@ class Keeper:
         then removed, but for the last few.
         """
         found = list(whole([backend]))
-        best = self._trainer.state.best_model_checkpoint
+        best = self._trainer.state.best_model_checkpoint or self.best_before
         protected = {checkpoint.name for checkpoint in found[:1]} | ({os.path.basename(best)} if best else set())
         limit = self._trainer.args.save_total_limit
         limit = limit if limit is not None and limit > 0 else self._limit
@@ -74,6 +76,14 @@ class Keeper:
         if not doomed:
             return ()
         return retain(backend, 1, {checkpoint.name for checkpoint in found} - set(doomed))
+
+    def tidy(self) -> None:
+        """On rank 0, at the start: interruptions add checkpoints, and have no time to remove any."""
+        for backend in self._session.backends if self._saver is not None and self._saver.rank == 0 else ():
+            try:
+                self.retire(backend)
+            except StoreError as error:
+                log.warning("could not remove old checkpoints: %s", error)
 
     # ------------------------------------------------------------------ the best one
 

@@ -203,6 +203,8 @@ class TrainerLoop(Loop):
         """The run is complete: commit its end."""
         assert self.engine is not None
         self.over = True
+        if self.point is None and self.saver is not None and self.saver.committed_at is None and self.step:
+            return  # there was nothing to train after a checkpoint that is not ours to complete
         self.epoch_ends = True
         self._asked = self.now()
         try:
@@ -363,7 +365,7 @@ class TrainerLoop(Loop):
         return states
 
     def _part_of(self, rank: int, step: int) -> list[Any] | None:
-        tree = self._tree_of(rank, step)
+        tree = self._tree_of(rank, step) if self.box.path is not None else None
         if tree is None:
             return None
         path = self._box_of(rank)

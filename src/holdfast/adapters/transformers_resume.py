@@ -18,7 +18,7 @@ import secrets
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,9 +98,7 @@ def choose(host: Host, explicit: str | None, world: int) -> Start:
 def _chosen(host: Host, explicit: str | None) -> dict[str, Any]:
     """On rank 0: a folder to begin with, or none, which means the newest checkpoint of our own."""
     backends = host.session.backends
-    ours = list(whole(backends)) if host.settings.resume != "never" else []
-    full = [checkpoint for checkpoint in ours if not _model_only(checkpoint)]
-    newest = next(iter(full or ours), None)
+    newest, full = _newest(backends) if host.settings.resume != "never" else (None, False)
     choice: dict[str, Any] = {"path": None, "model_only": not full}
     if explicit is not None:
         if newest is not None and (_same(newest, explicit) or _origin(newest) == os.path.abspath(explicit)):
@@ -122,6 +120,16 @@ def _chosen(host: Host, explicit: str | None) -> dict[str, Any]:
             else:
                 break
     return choice
+
+
+def _newest(backends: Sequence[Backend]) -> tuple[Checkpoint | None, bool]:
+    """Our newest checkpoint that training can go on from, and whether it holds more than the model."""
+    newest = None
+    for checkpoint in whole(backends):
+        if not _model_only(checkpoint):
+            return checkpoint, True
+        newest = newest or checkpoint
+    return newest, False
 
 
 def _foreign(backend: Backend) -> Iterator[str]:
@@ -154,10 +162,10 @@ def _step_at(path: str) -> int:
         return step_of(os.path.basename(os.path.normpath(path))) or 0
 
 
-def set_aside(backends: Any, which: Any, why: str) -> None:
+def set_aside(backends: Sequence[Backend], which: Callable[[int], bool], why: str) -> None:
     """Move checkpoints out of the way, so that a later start does not take them for the newest of this run."""
     for backend in backends:
-        names = [name for name in backend.names() if which(step_of(name))]
+        names = [name for name in backend.names() if which(step_of(name) or 0)]
         if not names:
             continue
         if not isinstance(backend, LocalBackend):

@@ -71,7 +71,7 @@ class Attempt:
             show = functools.partial(look, trainer, before, self.loop, host)
             self.loop.engine = host.start(self.loop, show, replicated=not self.sharded)
             self.loop.saver = host.saver
-            self._settle_saver()
+            self._settle_saver(before)
             if host.rank == 0:
                 log.warning("[Kubeflow] JIT checkpoint signal handler registered for SIGTERM")
                 log.warning("[Kubeflow] JIT checkpointing enabled")
@@ -126,7 +126,7 @@ class Attempt:
             loop.initial_step = loop.step
         return loop
 
-    def _settle_saver(self) -> None:
+    def _settle_saver(self, before: Any) -> None:
         saver = self.host.saver
         self.keeper = Keeper(self.trainer, self.settings, saver, self.host.session)
         if saver is None:
@@ -144,6 +144,8 @@ class Attempt:
                 attempt=0,
             )
         self._committed_at_start = saver.committed
+        self.keeper.best_before = before.best_model_checkpoint if before is not None else None
+        self.keeper.tidy()
 
     def begin_again(self) -> None:
         """The Trainer looks for a batch size that fits, and starts over: what it saved on the way was another run's."""

@@ -1,0 +1,74 @@
+"""The random numbers that a script begins with, and what it loads before its loop.
+
+A replay runs the script again from its first line, and takes for granted that it comes to its loop as before. A
+script that does not seed ``random`` and NumPy begins with other numbers each time, and may divide its data otherwise;
+so the state that the first attempt began with is left in the run's home folder, and every later attempt begins with
+it. A script that goes on from a checkpoint of its own cannot be replayed at all, and must be told so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import torch
+
+from holdfast.adapters import rng
+from holdfast.adapters.state import read_tree, write_tree
+from holdfast.config import Settings
+from holdfast.home import default_location, home_of
+
+_OF_A_PROCESS = ("python", "numpy")
+"""torch's own generator begins with the same seed in every process."""
+
+
+class Birth:
+    """How the script of this process begins."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._home = home_of(settings.dir or default_location())
+        self.loads: list[str] = []
+        """Files of weights that were loaded before the loop began, by name."""
+        self.state = _of_a_process(rng.capture())
+        if settings.resume == "auto":
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                with open(self._path(), "rb") as file:
+                    self.state = read_tree(bytearray(file.read()))
+                rng.restore({**rng.capture(), **self.state})
+
+    def _path(self) -> str:
+        return os.path.join(self._home, f"birth-{os.environ.get('RANK') or 0}")
+
+    def leave(self) -> None:
+        """This is the first attempt: later ones begin like this."""
+        with contextlib.suppress(OSError):  # then they are only told that it was otherwise
+            os.makedirs(self._home, exist_ok=True)
+            temporary = f"{self._path()}.tmp"
+            with open(temporary, "wb") as file:
+                file.write(write_tree(self.state))
+            os.replace(temporary, self._path())
+
+    def note_load(self, file: Any) -> None:
+        self.loads.append(os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else "a stream")
+
+    def content(self, start: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds of it. ``start``: the random state as the loop began."""
+        drew = [kind for kind, state in self.state.items() if not _same(state, start.get(kind))]
+        return {"loads": list(self.loads), "state": self.state, "drew": drew}
+
+    def differences(self, saved: dict[str, Any]) -> list[str]:
+        """Which generators the script drew from before its loop without seeding them, and with another outcome."""
+        return [kind for kind in saved["drew"] if not _same(self.state.get(kind), saved["state"].get(kind))]
+
+
+def _of_a_process(state: dict[str, Any]) -> dict[str, Any]:
+    return {kind: state[kind] for kind in _OF_A_PROCESS if kind in state}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return bool(torch.equal(one, other))
+    return bool(one == other)
