@@ -166,6 +166,24 @@ def test_checkpoints_of_the_script_itself_go_on_as_ever(cluster: Cluster, expect
     assert job.said().count("'epoch': 2") > 0
 
 
+def test_a_script_that_wants_them_gets_our_checkpoints_from_ray(
+    cluster: Cluster, expected: Any, tmp_path: Path
+) -> None:
+    """In the workers that Ray starts again, and in a new job of the same name."""
+    cluster.at_least(2)
+    handed = {"HOLDFAST_RAY_GET_CHECKPOINT": "jit"}
+    job = run(cluster, "ray_handed.py", tmp_path, gates=(5, 12), **handed)
+    pids = job.reach(5)
+    os.kill(pids[0], signal.SIGTERM)
+    job.open(5)
+    pids = job.reach(12, after=pids)
+    job.kill()  # the driver: its workers go with it, and have no time to save
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60.0, "the workers leave")
+    job = run(cluster, "ray_handed.py", tmp_path, **handed)
+    assert job.result() == expected("ray_handed.py")
+    assert (tmp_path / "starts-0").read_text().split() == ["0", "5", "5"]
+
+
 @pytest.mark.usefixtures("s3_endpoint")
 def test_storage_on_s3_and_a_run_without_a_name(cluster: Cluster, expected: Any, tmp_path: Path) -> None:
     cluster.at_least(2)

@@ -97,11 +97,10 @@ def capturing(folder: str, substitute: Callable[[str, Any], Any] = lambda path, 
 
 
 def _fit(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether their bytes are those of their memory. What is not so is left to safetensors itself, to write or refuse."""
-    if not all(
-        _is_plain(value) and value.is_contiguous() and value.device.type != "meta" for value in tensors.values()
-    ):
-        return False
+    """Whether their bytes are those of their memory. All else is left to safetensors itself, to write or to refuse."""
+    for value in tensors.values():
+        if not _is_plain(value) or not value.is_contiguous() or value.device.type == "meta":
+            return False
     try:
         TensorImage("", tensors)
     except TypeError:  # a type that is too new

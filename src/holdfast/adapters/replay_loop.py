@@ -97,7 +97,8 @@ class Followed(Loop):
         self._point = (AFTER, 0, 0, 0, 0, 0)
         """Side, events and their digest, step, reads and passes."""
         self._variables: Noted | None = None
-        self._fetches: list[int] = []
+        self.fetches: list[int] = []
+        """Batches that came before the first two steps, each."""
         self._since: dict[int, tuple[Batches, Any]] = {}
         """Passes that have ended since."""
 
@@ -164,12 +165,12 @@ class Followed(Loop):
 
     def count_fetches(self, one: Pass | None) -> None:
         """A step: how many batches came before it tells whether the loader is ahead of the script."""
-        if len(self._fetches) < 2 and one is not None and one.batches is not None:
-            self._fetches.append(one.batches.delivered - sum(self._fetches))
+        if len(self.fetches) < 2 and one is not None and one.batches is not None:
+            self.fetches.append(one.batches.delivered - sum(self.fetches))
 
     def ahead(self) -> bool:
         """Whether the script may not have got what its loaders have given: more came before its first step."""
-        return len(self._fetches) < 2 or self._fetches[0] != self._fetches[1]
+        return len(self.fetches) < 2 or self.fetches[0] != self.fetches[1]
 
     def open_passes(self) -> list[Pass]:
         return [one for ref in self.passes if (one := ref()) is not None]
@@ -241,6 +242,7 @@ class Followed(Loop):
                 "table": table_of(self.trace.table[:passes]),
                 "seen": self.seen.content(),
                 "variables": self._variables_at(record),
+                "fetches": self.fetches,
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and _fits(held)},
                 "generators": generators,
                 "start": self.start,
@@ -366,6 +368,7 @@ class Followed(Loop):
                 "table": table,
                 "seen": seen,
                 "variables": {},
+                "fetches": self.fetches,
                 "held": {},
                 "generators": {},
                 "start": base["start"],

@@ -71,6 +71,8 @@ class Replay:
                 " and ".join({"python": "random", "numpy": "numpy.random"}[kind] for kind in different),
             )
         loop.birth = saved
+        loop.fetches = self.saved["fetches"]
+        self._ahead = loop.ahead()
         loop.step = self.step
         loop.place = (self.run["epoch"], 0, {})
         loop.start = self.saved["start"]
@@ -101,11 +103,14 @@ class Replay:
         position = self._mine["positions"].get(str(one.number))
         if position is not None and one.delivered == position["delivered"]:
             held = self.saved["held"].get(str(one.number))
-            return held if held is not None else self._last_batch(one, position)
+            if held is not None:
+                return held
+            if self._ahead and not any(state is not None for state in position.get("workers", ())):
+                return self._last_batch(one, position)
         return self._samples.of(one.loader)
 
     def _last_batch(self, one: Watched, position: dict[str, Any]) -> Any:
-        """The last batch before the point is the real one, since the script, or a wrapper, may hold it for later."""
+        """The last batch before the point, fetched again: a loader that is ahead of the script has yet to hand it out."""
         before = {**position, "delivered": position["delivered"] - 1}
         if position.get("skip", 1) < 1 or "ahead" in position:
             return self._samples.of(one.loader)

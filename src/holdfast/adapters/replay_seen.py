@@ -37,6 +37,8 @@ _REPLAYED = tuple(
 )
 _ON_BEHALF = tuple(_TORCH + part for part in ("_tensor.py", "optim/lr_scheduler.py", "utils/data/sampler.py"))
 """``format(x)``, ``numpy.asarray(x)``, ``scheduler.step(x)`` and ``list(sampler)`` read on behalf of their caller."""
+_AROUND = f"{_OURS}adapters{os.sep}ray_worker.py"
+"""Runs a script that is a function: what is below it is the script's."""
 
 _SCRIPT, _THROUGH, _LIBRARY, _INSIDE = range(4)
 _WHOLE = 2**53
@@ -49,7 +51,7 @@ Site = tuple[str, str, int, str, str]
 
 def _kind_of(code: CodeType) -> int:
     name = code.co_filename
-    if name in _ON_BEHALF or (name.startswith(f"{_TORCH}amp/") and code.co_name == "get_scale"):
+    if name in _ON_BEHALF or name == _AROUND or (name.startswith(f"{_TORCH}amp/") and code.co_name == "get_scale"):
         return _THROUGH
     if name.startswith((_OURS, *_REPLAYED)):
         return _INSIDE

@@ -7,7 +7,8 @@
 
 Names come from the keywords under which the objects were handed over. With ``incremental``, a model is
 split into files of like content (``model-00001-of-00007.safetensors`` with an index, the layout that
-transformers reads too), frozen parameters apart from the others, so that unchanged files are stored once.
+transformers reads too), frozen parameters and buffers apart from the others, so that unchanged files are
+stored once.
 """
 
 from __future__ import annotations
@@ -190,24 +191,24 @@ class Objects:
     def _model_images(self, name: str, state: Mapping[str, torch.Tensor]) -> list[Any]:
         if not self._incremental:
             return [TensorImage(f"{name}.safetensors", {key: value.detach() for key, value in state.items()})]
-        groups: list[tuple[bool, dict[str, torch.Tensor]]] = []
+        groups: list[tuple[int, dict[str, torch.Tensor]]] = []
         total = 0
-        for trainable in (False, True):
+        for kind in (_FROZEN, _BUFFER, _TRAINED):
             used = GROUP_BYTES
             for key, value in state.items():
-                if value.requires_grad == trainable:
+                if _kind(value) == kind:
                     size = value.nbytes
                     total += size
                     if used + size > GROUP_BYTES:
-                        groups.append((trainable, {}))
+                        groups.append((kind, {}))
                         used = 0
                     groups[-1][1][key] = value.detach()
                     used += size
         images: list[Any] = []
         weight_map: dict[str, str] = {}
-        for index, (trainable, tensors) in enumerate(groups, 1):
+        for index, (kind, tensors) in enumerate(groups, 1):
             path = f"{name}-{index:05d}-of-{len(groups):05d}.safetensors"
-            images.append(TensorImage(path, tensors, volatile=trainable))
+            images.append(TensorImage(path, tensors, volatile=kind == _TRAINED))
             weight_map.update(dict.fromkeys(tensors, path))
         index_file = {"metadata": {"total_size": total}, "weight_map": weight_map}
         images.append(BytesImage(f"{name}.safetensors.index.json", json.dumps(index_file).encode()))
@@ -246,6 +247,16 @@ class Objects:
         for name, value in self.small.items():
             _restore(value, tree["objects"][name])
         return tree["run"]
+
+
+_FROZEN, _BUFFER, _TRAINED = range(3)
+
+
+def _kind(value: torch.Tensor) -> int:
+    """What is saved together: running statistics, which change, must not take frozen weights along."""
+    if value.requires_grad:
+        return _TRAINED
+    return _FROZEN if isinstance(value, torch.nn.Parameter) else _BUFFER
 
 
 def _model_tensors(name: str, loaded: Loaded) -> dict[str, torch.Tensor]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import logging
 import mmap
+import operator
 import os
 import secrets
 import tempfile
@@ -113,7 +115,7 @@ def _chosen(host: Host, explicit: str | None) -> dict[str, Any]:
             problem = unfit(folder)
             if problem is not None:
                 log.warning("%s is not used: %s", folder, problem)
-                set_aside([backend], lambda step, name=name: step == step_of(name), "it is not whole")
+                set_aside([backend], functools.partial(operator.eq, step_of(name)), "it is not whole")
             elif newest is None or (step_of(name) or 0) > newest.step:
                 log.warning("resuming from %s, which was written without holdfast", folder)
                 return {**choice, "path": folder}

@@ -47,6 +47,8 @@ class _Layout:
     @classmethod
     def of(cls, image: TensorImage) -> _Layout | None:
         """None: some of it cannot be watched."""
+        if dist.is_available() and dist.is_initialized() and str(dist.get_backend()) in _WRITTEN_BY_DEVICES:
+            return None
         pages: list[Range] = []
         rest: list[Range] = []
         has_devices = torch.cuda.is_initialized()
@@ -73,26 +75,28 @@ class Memory:
     def __init__(self) -> None:
         self._pages = Pages()
         self._known: dict[str, tuple[_Layout, bytes, str]] = {}
+        self._changing: set[str] = set()
+        """Files that were found changed: to watch them is not worth it."""
 
-    def checksum(self, image: TensorImage) -> str:
-        """The checksum of a file, of its bytes as they are now. For use by several threads, one for each file."""
-        layout = _Layout.of(image)
-        known, rest, checksum = self._known.pop(image.path, (None, b"", ""))
-        if layout is None or (dist.is_available() and dist.is_initialized() and _devices_write()):
-            return digest_of(image.pieces())
-        unchanged = layout == known and self._pages.unwritten(layout.pages) and layout.read_rest() == rest
-        # The order matters: what is written while the bytes are read is seen next time.
-        if not unchanged and self._pages.watch(layout.pages):
-            rest, checksum = layout.read_rest(), digest_of(image.pieces())
-            unchanged = True
-        if unchanged:
-            self._known[image.path] = (layout, rest, checksum)
-            return checksum
-        return digest_of(image.pieces())
-
-
-def _devices_write() -> bool:
-    return str(dist.get_backend()) in _WRITTEN_BY_DEVICES
+    def matches(self, image: TensorImage, checksum: str) -> bool:
+        """Whether a file, of its bytes as they are now, has the checksum. For several threads, one for each file."""
+        layout, path = _Layout.of(image), image.path
+        known, rest, found = self._known.pop(path, (None, b"", ""))
+        unwritten = layout is not None and layout == known and self._pages.unwritten(layout.pages)
+        if layout is None or not (unwritten and layout.read_rest() == rest):
+            # The order matters: what is written while the bytes are read is seen next time.
+            watched = layout is not None and path not in self._changing and self._pages.watch(layout.pages)
+            rest = layout.read_rest() if layout is not None and watched else b""
+            found = digest_of(image.pieces())
+            if not watched:
+                layout = None
+        if found != checksum:
+            self._changing.add(path)
+            return False
+        self._changing.discard(path)
+        if layout is not None:
+            self._known[path] = (layout, rest, found)
+        return True
 
 
 class Comparison:
@@ -152,6 +156,6 @@ class Comparison:
 
     def _compare(self, image: TensorImage) -> None:
         entry: FileEntry = self._entries[image.path, image.size]
-        if self._memory.checksum(image) == entry.checksum:
+        if self._memory.matches(image, entry.checksum):
             source, path = (self._committed, entry.path) if entry.ref is None else entry.ref.split("/", 1)
             self._found[image.path] = Adopted(image.path, image.size, dataclasses.replace(entry, path=path), source)

@@ -55,7 +55,7 @@ def train_func(config):
     accumulate = 2
     steps = config["epochs"] * (len(loader) // accumulate)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=steps)
-    step = first_epoch = 0
+    step, first_epoch, best = 0, 0, float("inf")
     checkpoint = ray.train.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as folder:
@@ -63,7 +63,7 @@ def train_func(config):
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scheduler.load_state_dict(state["scheduler"])
-        step, first_epoch = state["step"], state["epoch"] + 1
+        step, first_epoch, best = state["step"], state["epoch"] + 1, state["best"]
         torch.manual_seed(1000 * first_epoch + rank)
     with open(os.path.join(config["out"], f"starts-{rank}"), "a") as file:
         file.write(f"{first_epoch}\n")
@@ -89,12 +89,13 @@ def train_func(config):
         with torch.no_grad():
             losses = [torch.nn.functional.mse_loss(model(x), y).item() for x, y in validation]
             wait_at(config, f"evaluation-{epoch}")
+        best = min(best, sum(losses) / len(losses))
         torch.manual_seed(1000 * (epoch + 1) + rank)
         metrics = {"epoch": epoch, "validation_loss": sum(losses) / len(losses)}
         with tempfile.TemporaryDirectory() as folder:
             if rank == 0:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-                state |= {"scheduler": scheduler.state_dict(), "step": step, "epoch": epoch}
+                state |= {"scheduler": scheduler.state_dict(), "step": step, "epoch": epoch, "best": best}
                 torch.save(state, os.path.join(folder, "state.pt"))
             ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder) if rank == 0 else None)
     digest = hashlib.sha256()
@@ -104,6 +105,7 @@ def train_func(config):
     result = {
         "digest": digest.hexdigest(),
         "steps": step,
+        "best": best,
         "lr": scheduler.get_last_lr()[0],
         "next_random": torch.rand(1).item(),
     }

@@ -54,7 +54,7 @@ def train_func(config):
     accumulate = 2
     steps = config["epochs"] * (len(loader) // accumulate)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=steps)
-    step = 0
+    step, best = 0, float("inf")
     log = os.path.join(config["out"], f"steps-{rank}")
     for epoch in range(config["epochs"]):
         if context.get_world_size() > 1:
@@ -77,6 +77,7 @@ def train_func(config):
         with torch.no_grad():
             losses = [torch.nn.functional.mse_loss(model(x), y).item() for x, y in validation]
             wait_at(config, f"evaluation-{epoch}")
+        best = min(best, sum(losses) / len(losses))
         ray.train.report({"epoch": epoch, "validation_loss": sum(losses) / len(losses)})
     digest = hashlib.sha256()
     for tensors in (model.state_dict(), *optimizer.state_dict()["state"].values()):
@@ -85,6 +86,7 @@ def train_func(config):
     result = {
         "digest": digest.hexdigest(),
         "steps": step,
+        "best": best,
         "lr": scheduler.get_last_lr()[0],
         "next_random": torch.rand(1).item(),
     }
