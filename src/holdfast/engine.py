@@ -569,7 +569,7 @@ class Engine:
         return manifest
 
     def rest(self, step: int) -> Manifest | None:
-        """A part of the run is complete, and nobody knows whether another follows: commit it as the end, and stay ready.
+        """A part of the run is complete, and nobody knows whether another follows: commit it as the end; stay ready.
 
         For scripts that train several times. A notice that comes from now on finds everything saved.
         """

@@ -209,9 +209,7 @@ class Server:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-c", f"import replay_drill; replay_drill.serve({theirs.fileno()})"]
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))
-        }
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))}
         environment = {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()

@@ -26,7 +26,7 @@ class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
         self._worker = worker
 
     def report(self, *args: Any, **kwargs: Any) -> None:
-        if not self._worker.follower.replaying:
+        if not self._worker.replaying:
             super().report(*args, **kwargs)
 
     def get_checkpoint(self) -> Any:

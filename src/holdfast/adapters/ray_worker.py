@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
 from ray.train.v2._internal.execution.context import TrainContext, get_train_context
@@ -27,18 +27,18 @@ from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 from ray.train.v2.api.preemption import PreemptionInfo
 
 from holdfast.adapters import registry
-from holdfast.adapters.loop import Loop
 from holdfast.adapters.ray_drain import DrainSource, draining
-from holdfast.adapters.ray_loader import know_rays_loaders
 from holdfast.adapters.ray_marker import Marker, leave_marker, remove_marker
 from holdfast.adapters.ray_reports import Reporting, note_reports
 from holdfast.adapters.ray_storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
-from holdfast.adapters.replay import Follower
 from holdfast.adapters.surroundings import Surroundings, surround
 from holdfast.config import Settings
 from holdfast.engine import Engine, State
 from holdfast.errors import HoldfastError, Preempted, StoreError
 from holdfast.notice import NoticeSource, listen
+
+if TYPE_CHECKING:
+    from holdfast.adapters.replay import Follower
 
 log = logging.getLogger("holdfast")
 
@@ -83,9 +83,24 @@ class Worker:
         if restarted:
             os.environ["HOLDFAST_RESUME"] = "auto"  # what is there now is of this job, which may have begun anew
         self.settings = Settings.load()
-        self.follower = Follower(self.settings, on_preempted=self._preempted, name="ray")
+        self.follower = self._make_follower()
         self._leaving = threading.Event()
         self._over = threading.Event()
+
+    def _make_follower(self) -> Follower | None:
+        """For loops of PyTorch; None in workers of other frameworks, which need not even have torch."""
+        framework = getattr(self.context.train_run_context.backend_config, "framework", None)
+        if framework.value != "torch" if framework is not None else "torch" not in sys.modules:
+            return None
+        from holdfast.adapters.ray_loader import know_rays_loaders
+        from holdfast.adapters.replay import Follower
+
+        know_rays_loaders()
+        return Follower(self.settings, on_preempted=self._preempted, name="ray")
+
+    @property
+    def replaying(self) -> bool:
+        return self.follower is not None and self.follower.replaying
 
     @property
     def step(self) -> int:
@@ -95,7 +110,7 @@ class Worker:
     @property
     def resuming(self) -> bool:
         """Whether the training function has not yet come to where it was saved."""
-        return self.origin.step is not None and (not self.engines or self.follower.replaying)
+        return self.origin.step is not None and (not self.engines or self.replaying)
 
     # ------------------------------------------------------------------ in the main thread
 
@@ -103,7 +118,6 @@ class Worker:
         """Before the training function is started."""
         listen(self.settings.signals)
         surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self._started))
-        know_rays_loaders()
         for adapter in registry.ADAPTERS:  # of frameworks that this process imported before it was told to act
             for trigger in adapter.triggers:
                 if adapter.name not in ("ray", "replay") and trigger in sys.modules:
@@ -129,8 +143,12 @@ class Worker:
         """Ray is about to kill this process. From now on signals are Ray's again."""
         if not self._over.is_set() and not self._leaving.is_set():
             self._save_before_the_kill()
-        self.follower.close()
+        self._close()
         remove_marker()
+
+    def _close(self) -> None:
+        if self.follower is not None:
+            self.follower.close()
 
     def _save_before_the_kill(self) -> None:
         """Another worker died, say, or the user stops the job: what is complete is saved all the same."""
@@ -146,7 +164,8 @@ class Worker:
     def _train(self, target: Callable[[], Any]) -> Any:
         result = None
         try:
-            self.follower.start()
+            if self.follower is not None:
+                self.follower.start()
             result = target()
             if not self._leaving.is_set():
                 self._finish()
@@ -154,19 +173,21 @@ class Worker:
             self._leave()
         except BaseException as error:
             if not self._leaving.is_set():
-                self.follower.crashed(error)
-                self.follower.close()
+                if self.follower is not None:
+                    self.follower.crashed(error)
+                self._close()
                 self._over.set()
                 raise
         if self._leaving.is_set():
             self._park()
-        self.follower.close()
+        self._close()
         self._over.set()
         return result
 
     def _finish(self) -> None:
         try:
-            self.follower.finish()
+            if self.follower is not None:
+                self.follower.finish()
         except StoreError as error:
             # The training is done, and its result is the user's own: not a reason to call it failed.
             log.error("the end of the run could not be committed: %s", error)
@@ -194,7 +215,7 @@ class Worker:
 
     def _started(self, engine: Engine) -> None:
         self.engines.append(engine)
-        if self.origin.before and isinstance(engine.training, Loop):
+        if self.origin.before and engine.training is getattr(self.follower, "loop", None):
             engine.training.step = self.origin.before
 
     def _sources(self) -> Sequence[NoticeSource]:

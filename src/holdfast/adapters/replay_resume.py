@@ -110,7 +110,7 @@ class Replay:
         return self._samples.of(one.loader)
 
     def _last_batch(self, one: Watched, position: dict[str, Any]) -> Any:
-        """The last batch before the point, fetched again: a loader that is ahead of the script has yet to hand it out."""
+        """The last batch before the point, fetched again: a loader that is ahead has yet to hand it to the script."""
         before = {**position, "delivered": position["delivered"] - 1}
         if position.get("skip", 1) < 1 or "ahead" in position:
             return self._samples.of(one.loader)

@@ -28,4 +28,4 @@ def _sigaction(signum: int, new: ctypes.Array[ctypes.c_char] | None, old: ctypes
         function = ctypes.CDLL(None).sigaction
     except (OSError, AttributeError):
         return False
-    return function(ctypes.c_int(signum), new, old) == 0
+    return bool(function(ctypes.c_int(signum), new, old) == 0)
