@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 
 import replay_drill as drill
+
 from checks import assert_whole, last_completed_when_noticed
 
 _known: dict[str, list[list[str]]] = {}

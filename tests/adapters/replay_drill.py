@@ -33,7 +33,7 @@ class Spec:
     world: int = 1
     faults: list[dict] = field(default_factory=list)
     """``at``: what is reached: the beginning of a printed line, or ``backward 7``, ``optimizer 7``, ``after-optimizer
-    7`` (the seventh time), ``save 12``, ``commit 12`` (of that step). ``rank``, ``action``, ``also`` (ranks), ``skew_s``."""
+    7`` (the seventh time), ``save 12``, ``commit 12`` (of that step). And ``rank``, ``action``, ``also``, ``skew_s``."""
     env: dict[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ def _pids(request: dict) -> list[int]:
 def serve(fd: int) -> None:
     import torch
     import torch.distributed
-    import torch.distributed.tensor  # noqa: F401
+    import torch.distributed.tensor
 
     with contextlib.suppress(ImportError):
         import accelerate

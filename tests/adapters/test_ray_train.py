@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ray_cluster import Cluster, Job, wait_for
 
 from checks import assert_whole
+from holdfast.adapters.ray_marker import markers
 from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -222,3 +223,27 @@ def test_the_config_in_code_and_a_wrong_value(cluster: Cluster, expected: Any, t
     assert job.result() == expected("ray_vanilla.py")
     assert "SIGTERM received, initiating JIT checkpoint in 0.2s" in job.said()
     assert "DeprecationWarning: JITCheckpointConfig is deprecated" in job.said()
+
+
+def test_the_script_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.at_least(2)
+    page = (Path(__file__).parents[2] / "docs/ray.md").read_text()
+    code = re.search(r"```python\n(.+?)```", page, re.DOTALL)[1]
+    script = tmp_path / "train_ray.py"
+    sums = []
+    for name in ("preempted", "undisturbed"):
+        script.write_text(code.replace("/tmp/ray-results", str(tmp_path / name)).replace("range(20)", "range(4)"))
+        with (tmp_path / f"{name}.log").open("w+") as log:
+            variables = {**cluster.environ, **ON, "RAY_ADDRESS": cluster.address}
+            job = subprocess.Popen([sys.executable, script], env=variables, stdout=log, stderr=log)
+            cluster.jobs.append(Job(job, tmp_path, Path(log.name)))
+            if name == "preempted":
+                began = tmp_path / "preempted/first/holdfast/.holdfast/journal.jsonl"
+                wait_for(lambda: began.exists() and '"training"' in began.read_text(), 240.0, "the training begins")  # noqa: B023
+                mine = [marker for marker in markers() if marker.location.startswith(str(tmp_path))]
+                os.kill(next(marker.pid for marker in mine if marker.rank == 1), signal.SIGTERM)
+            assert job.wait(300.0) == 0, Path(log.name).read_text()
+        said = (tmp_path / f"{name}.log").read_text()
+        assert ("resuming from" in said) == (name == "preempted")
+        sums.append(re.search(r"sum of all parameters: (\S+)", said)[1])
+    assert sums[0] == sums[1]

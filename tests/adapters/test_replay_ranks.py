@@ -13,8 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import replay_drill as drill
-from checks import assert_whole
 from replay_checks import check, go_on, uninterrupted
+
+from checks import assert_whole
 
 
 @pytest.fixture(scope="module")

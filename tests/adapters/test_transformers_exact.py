@@ -65,6 +65,17 @@ def test_resume_is_exact_with(server, tmp_path, shape):
     assert_same(resumed, plain)
 
 
+def test_epochs_that_a_callback_ends_before_their_time(server, tmp_path):
+    args = {"num_train_epochs": 4, "eval_strategy": "steps", "eval_steps": 3, "logging_strategy": "epoch"}
+    spec = drill.Spec(str(tmp_path / "run"), options=["--short-epochs"], args=args)
+    for phase, step in (("optimizer", 7), ("evaluation", 9), ("optimizer", 14), ("evaluation", 18)):
+        outcome = server.run(spec.plain(faults=[fault(phase, step)]))
+        assert outcome.codes == [143], outcome.log
+    resumed = server.run(spec)
+    assert resumed.codes == [0], resumed.log
+    assert_same(resumed, without_holdfast(server, spec))
+
+
 def test_holdfast_alone_changes_nothing(server, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), world=2, options=["--augment"], args=EVALUATE)
     assert_same(server.run(spec), without_holdfast(server, spec))

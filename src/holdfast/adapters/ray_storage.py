@@ -132,27 +132,29 @@ class Reports:
         return Checkpoint(path=path, filesystem=filesystem)
 
 
-def choose_origin(root: str, latest: str | None, reports: Reports, *, hand_over: bool = False) -> Origin:
+def choose_origin(
+    root: str, latest: str | None, reports: Reports, *, world: int = 1, hand_over: bool = False
+) -> Origin:
     """Where to begin, given the newest checkpoint that was reported: there, or where its recording began.
 
-    The latter, if a just-in-time checkpoint is at least as new. ``hand_over``: instead of being resumed up to that
-    one, the training function begins with it.
+    The latter, if a just-in-time checkpoint of as many workers is at least as new. ``hand_over``: instead of being
+    resumed up to that one, the training function begins with it.
     """
-    origin = _newest(root, latest, reports)
+    origin = _newest(root, latest, reports, None if hand_over else world)
     while hand_over and origin.step is not None:
         name = f"{_OURS}{origin.location}/checkpoint-{origin.step}"
-        origin = dataclasses.replace(_at(root, name), before=origin.step)
+        origin = dataclasses.replace(_at(root, name, None), before=origin.step)
     return origin
 
 
-def _newest(root: str, latest: str | None, reports: Reports) -> Origin:
-    own = _at(root, latest)
-    if latest is None or own.step is not None:
-        return own
+def _newest(root: str, latest: str | None, reports: Reports, world: int | None) -> Origin:
+    if latest is None:
+        return _at(root, None, None)
+    own = _at(root, latest, world)
     note = reports.read(latest)
-    if note is None:
+    if own.step is not None or note is None:
         return own
-    earlier = _at(root, note.base)
+    earlier = _at(root, note.base, world)
     if earlier.step is None or earlier.step < note.step:
         return own
     if note.base is not None and reports.checkpoint(note.base) is None:
@@ -168,12 +170,21 @@ def _newest(root: str, latest: str | None, reports: Reports) -> Origin:
     return earlier
 
 
-def _at(root: str, base: str | None) -> Origin:
-    """The beginning with ``base``."""
+def _at(root: str, base: str | None, world: int | None) -> Origin:
+    """The beginning with ``base``. ``world``: a recording of another number of workers is left alone."""
     location = root
     if base is not None:
         ours = base.startswith(_OURS)
         name = f"jit-{hashlib.sha256(base.encode()).hexdigest()[:12]}" if ours else base
         location = f"{root.rstrip('/')}/from-{name}"
     newest = next(iter(whole([open_backend(location)])), None)
+    if newest is not None and world not in (None, newest.manifest.world_size):
+        log.warning(
+            "%s was saved by %d workers, and these are %d: it cannot be replayed",
+            newest.location,
+            newest.manifest.world_size,
+            world,
+        )
+        location = f"{location.rstrip('/')}/of-{world}-workers"
+        newest = next(iter(whole([open_backend(location)])), None)
     return Origin(location, base, None if newest is None else newest.step)

@@ -35,7 +35,7 @@ from holdfast.adapters.surroundings import Surroundings, surround
 from holdfast.config import Settings
 from holdfast.engine import Engine, State
 from holdfast.errors import HoldfastError, Preempted, StoreError
-from holdfast.notice import NoticeSource, listen
+from holdfast.notice import Notice, NoticeSource, SignalSource
 
 if TYPE_CHECKING:
     from holdfast.adapters.replay import Follower
@@ -71,6 +71,7 @@ class Worker:
             settings.dir or location_of(self.context),
             None if latest is None else self.reports.name_of(latest),
             self.reports,
+            world=self.context.get_world_size(),
             hand_over=settings.ray_get_checkpoint == "jit",
         )
         if self.origin.before:
@@ -84,6 +85,7 @@ class Worker:
             os.environ["HOLDFAST_RESUME"] = "auto"  # what is there now is of this job, which may have begun anew
         self.settings = Settings.load()
         self.follower = self._make_follower()
+        self._signals = SignalSource(self.settings.signals)
         self._leaving = threading.Event()
         self._over = threading.Event()
 
@@ -116,7 +118,7 @@ class Worker:
 
     def begin(self) -> None:
         """Before the training function is started."""
-        listen(self.settings.signals)
+        self._signals.start(self._on_signal)
         surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self._started))
         for adapter in registry.ADAPTERS:  # of frameworks that this process imported before it was told to act
             for trigger in adapter.triggers:
@@ -144,6 +146,7 @@ class Worker:
         if not self._over.is_set() and not self._leaving.is_set():
             self._save_before_the_kill()
         self._close()
+        self._signals.stop()
         remove_marker()
 
     def _close(self) -> None:
@@ -210,6 +213,12 @@ class Worker:
         while True:
             self._leave()
             time.sleep(0.2)
+
+    def _on_signal(self, notice: Notice) -> None:
+        """What trains here hears of signals by itself; until Ray stops this worker none of them ends the process."""
+        if not self.engines and not self._over.is_set():
+            log.warning("%s received before the training has begun: Ray starts the workers anew", notice.detail)
+            self._leave()
 
     # ------------------------------------------------------------------ told by what trains here
 

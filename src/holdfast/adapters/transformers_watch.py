@@ -58,6 +58,7 @@ class Watch:
         self._feeder: Feeder | None = None
         self._random: dict[str, Any] | None = None
         self._known_feed: Feed | None = None
+        self._ended_epoch = -1
         self._started = 0.0
         self._begun = self._trained = False
 
@@ -216,8 +217,8 @@ class Watch:
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
         loop = self.loop
-        if self.trainer.control.should_training_stop:
-            return None  # what was pending of the step that this attempt began with has ended the run
+        if self.trainer.control.should_training_stop or kwargs["epoch"] == self._ended_epoch:
+            return None  # what was pending of the step that this attempt began with has ended it
         begins = kwargs["epoch"] == kwargs["epochs_trained"] and self.start.path is not None
         loop.used = kwargs["steps_trained_in_current_epoch"] if begins else 0
         loop.epoch_ends = False
@@ -312,6 +313,7 @@ class Watch:
         control = trainer.control
         over = run["epoch_over"] or control.should_epoch_stop or control.should_training_stop
         if over and not run["epoch_ended"]:
+            self._ended_epoch = run["epoch"]
             trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, control)
             rest()
 

@@ -63,7 +63,10 @@ history = model.fit(
     **data,
     epochs=EPOCHS,
     verbose=0,
-    callbacks=[Interrupt(), keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: orders.append(float(count.order.numpy())))],
+    callbacks=[
+        Interrupt(),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: orders.append(float(count.order.numpy()))),
+    ],
 )
 with open(args.out, "w") as file:
     json.dump({"counts": count.counts.numpy().tolist(), "orders": orders}, file)

@@ -47,7 +47,10 @@ def train_func(config):
     hashed = hashlib.sha256()
     for variable in [*model.variables, *model.optimizer.variables]:
         hashed.update(variable._values[0].numpy().tobytes())
-    result = {"digest": hashed.hexdigest(), "history": {name: list(map(float, v)) for name, v in history.history.items()}}
+    result = {
+        "digest": hashed.hexdigest(),
+        "history": {name: list(map(float, v)) for name, v in history.history.items()},
+    }
     with open(os.path.join(config["out"], f"result-{rank}.json"), "w") as file:
         json.dump(result, file)
 

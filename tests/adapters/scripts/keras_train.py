@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -30,13 +31,12 @@ parser.add_argument("--callbacks", action="store_true")
 parser.add_argument("--validate", action="store_true")
 parser.add_argument("--optimizer", default="adam")
 parser.add_argument("--interrupt", action="append", default=[])
-parser.add_argument("--unseeded", action="store_true")
+parser.add_argument("--fail", default="", help="at such a moment, with an error")
 parser.add_argument("--out")
 args = parser.parse_args()
 
 SAMPLES, BATCH = 96, 8
-if not args.unseeded:
-    keras.utils.set_random_seed(7)
+keras.utils.set_random_seed(7)
 source = np.random.default_rng(5)
 x = source.normal(size=(SAMPLES, 8)).astype("float32")
 y = (x.sum(1) > 0).astype("int32")
@@ -50,8 +50,11 @@ class Interrupt(keras.callbacks.Callback):
 
     def reached(self, name):
         seen[name] = seen.get(name, 0) + 1
-        if f"{name}:{seen[name]}" in args.interrupt:
+        moment = f"{name}:{seen[name]}"
+        if moment in args.interrupt:
             os.kill(os.getpid(), signal.SIGTERM)
+        if moment == args.fail:
+            raise RuntimeError("as told")
 
     def on_train_begin(self, logs=None):
         self.reached("train_begin")
@@ -105,7 +108,9 @@ class Batches(keras.utils.Sequence if hasattr(keras.utils, "Sequence") else obje
 
 
 def generator():
-    while True:
+    for number in itertools.count():
+        if args.fail == f"data:{number}":
+            raise RuntimeError("no more data, as told")
         chosen = np.random.permutation(SAMPLES)[:BATCH]
         yield x[chosen], y[chosen]
 

@@ -79,7 +79,11 @@ history = model.fit(
 hashed = hashlib.sha256()
 for variable in [*model.variables, *model.optimizer.variables]:
     hashed.update(variable._values[0].numpy().tobytes())
-result = {"digest": hashed.hexdigest(), "history": history.history, "iterations": int(model.optimizer.iterations.numpy())}
+result = {
+    "digest": hashed.hexdigest(),
+    "history": history.history,
+    "iterations": int(model.optimizer.iterations.numpy()),
+}
 with open(args.out, "w") as file:
     json.dump(result, file, default=float)
 print(result["digest"])

@@ -1,4 +1,4 @@
-"""Data parallel training under torchrun: accumulation with no_sync, a metric that is reduced, an evaluation on rank 0."""
+"""Data parallel training: accumulation with no_sync, a metric that is reduced, an evaluation on rank 0."""
 
 import hashlib
 import os

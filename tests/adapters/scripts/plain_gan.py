@@ -1,6 +1,7 @@
 """Two networks, two optimizers, a batch of fakes that lives across both steps, and gradients of gradients."""
 
 import hashlib
+import itertools
 
 import torch
 import torch.nn as nn
@@ -9,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def block(*sizes):
     layers = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.BatchNorm1d(b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-2])
 

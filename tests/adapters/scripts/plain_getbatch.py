@@ -63,7 +63,7 @@ while True:
         if estimate < best:
             best = estimate
         print(f"iteration {iteration} estimate {estimate:.8f} best {best:.8f}", flush=True)
-    for micro in range(2):
+    for _ in range(2):
         logits, loss = model(X, Y)
         loss = loss / 2
         X, Y = get_batch()

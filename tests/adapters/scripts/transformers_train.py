@@ -103,6 +103,16 @@ class Clock(TrainerCallback):
         return (self.ended - self.warm) / (last - self.warm_at) if last > self.warm_at > 0 else None
 
 
+class ShortEpochs(TrainerCallback):
+    """Ends an epoch before its time, after some steps and after some evaluations."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = state.global_step % 7 == 0
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        control.should_epoch_stop = state.global_step % 9 == 0
+
+
 class Uploading(Trainer):
     """A Trainer whose hub is a file."""
 
@@ -151,6 +161,7 @@ def main() -> None:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--resume", default="", help="'', 'true', 'last' for get_last_checkpoint, or a folder")
     parser.add_argument("--record-saves")
+    parser.add_argument("--short-epochs", action="store_true")
     parser.add_argument("--trainer", default="Trainer")
     parser.add_argument("--memory", type=int, help="batches of more rows do not fit, after two steps")
     parser.add_argument("--batchnorm", action="store_true")
@@ -196,6 +207,11 @@ def main() -> None:
         model.register_forward_pre_hook(functools.partial(check_memory, options.memory), with_kwargs=True)
     kind = {"Trainer": Trainer, "Uploading": Uploading, "Extra": Extra}[options.trainer]
     clock = Clock(options.count)
+    callbacks = [clock]
+    if options.record_saves:
+        callbacks.append(Recorder(options.record_saves))
+    if options.short_epochs:
+        callbacks.append(ShortEpochs())
     trainer = kind(
         model=model,
         args=TrainingArguments(output_dir=options.out, **arguments),
@@ -204,7 +220,7 @@ def main() -> None:
         else Sentences(options.samples, augment=options.augment, varied=options.varied),
         eval_dataset=Sentences(24),
         data_collator=pad,
-        callbacks=[clock, *([Recorder(options.record_saves)] if options.record_saves else [])],
+        callbacks=callbacks,
     )
     resume: str | bool | None = options.resume or None
     if options.resume == "true":
