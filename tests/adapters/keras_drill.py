@@ -88,6 +88,7 @@ def _run(script: str, arguments: list[str]) -> int:
     import threading
 
     sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(script))
     code = 0
     try:
         runpy.run_path(script, run_name="__main__")
@@ -150,7 +151,8 @@ class Server:
         """Run a script in ``folder``; it saves to ``folder/run`` unless the environment says otherwise."""
         self._number += 1
         log, out = folder / f"log-{self._number}", folder / f"out-{self._number}.json"
-        environment = {**SETTINGS, "HOLDFAST_DIR": str(folder / "run"), **environment}
+        where = {"HOLDFAST_DIR": str(folder / "run"), "TEST_JOURNAL": str(folder / "run/.holdfast/journal.jsonl")}
+        environment = {**SETTINGS, **where, **environment}
         pid = self.ask(
             script=str(SCRIPTS / script),
             arguments=[*arguments, "--out", str(out)],

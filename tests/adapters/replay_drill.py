@@ -33,7 +33,7 @@ class Spec:
     world: int = 1
     faults: list[dict] = field(default_factory=list)
     """``at``: what is reached: the beginning of a printed line, or ``backward 7``, ``optimizer 7``, ``after-optimizer
-    7`` (the seventh time), ``save 12``, ``commit 12`` (of that step). And ``rank``, ``action``, ``also``, ``skew_s``."""
+    7`` (the seventh time), ``save 12``, ``commit 12`` (of that step). Also ``rank``, ``action``, ``also``, ``skew_s``"""
     env: dict[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)
 
@@ -83,6 +83,8 @@ def _inject(request: dict, rank: int) -> None:
     def reached(place: str) -> None:
         for fault in [fault for fault in pending if place == fault["at"] or place.startswith(fault["at"] + " ")]:
             pending.remove(fault)
+            if fault.get("action") == "RAISE":
+                raise RuntimeError(f"injected at {place}")
             number = signal.Signals["SIG" + fault.get("action", "TERM")]
             pids = _pids(request)
             for other in fault.get("also", ()):

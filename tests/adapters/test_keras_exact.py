@@ -25,7 +25,7 @@ KINDS = {
     "repeat-unbuilt": ["--data", "repeat", "--steps-per-epoch", "10", "--model", "unbuilt"],
     "generator": ["--data", "generator", "--steps-per-epoch", "10"],
     "unknown-size": ["--data", "unknown"],
-    "five-steps-per-execution": ["--steps-per-execution", "5", "--epochs", "8"],
+    "five-steps-per-execution": ["--steps-per-execution", "5", "--epochs", "10"],
 }
 
 

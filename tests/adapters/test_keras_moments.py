@@ -1,4 +1,4 @@
-"""A notice at any moment of a ``fit``: nothing is lost, nothing waits that need not, and the resumed run is the same."""
+"""A notice at any moment of a ``fit``: nothing is lost, nothing waits that need not, the resumed run is the same."""
 
 from __future__ import annotations
 
@@ -189,14 +189,14 @@ def test_a_plain_process_that_has_no_torch(tmp_path: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     variables |= {"HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "PYTHONPATH": str(tmp_path)}
     variables |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    variables["TEST_JOURNAL"] = str(tmp_path / "holdfast-runs/keras_train/.holdfast/journal.jsonl")
     command = [sys.executable, str(SCRIPTS / "keras_train.py"), "--out", str(tmp_path / "out.json")]
-    first = subprocess.run(
-        [*command, "--interrupt", "batch_end:17"], cwd=tmp_path, env=variables, capture_output=True, timeout=240
-    )
+    options = {"cwd": tmp_path, "env": variables, "capture_output": True, "timeout": 240, "check": False}
+    first = subprocess.run([*command, "--interrupt", "batch_end:17"], **options)
     assert first.returncode == 143, first.stderr
     assert b"SIGTERM received, initiating JIT checkpoint in 0.0s" in first.stderr
     assert re.search(rb"JIT checkpoint completed in \d+\.\ds", first.stderr)
-    second = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=240)
+    second = subprocess.run(command, **options)
     assert second.returncode == 0, second.stderr
     assert b"resuming from" in second.stderr
     assert (tmp_path / "holdfast-runs/keras_train").is_dir()

@@ -179,8 +179,8 @@ def _metrics(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, list):
-        return [item.detach().clone() for item in value]
+    if isinstance(value, list):  # it grows, and what is in it stays as it is
+        return list(value)
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -211,5 +211,10 @@ def put_logged(connector: Any, saved: dict[str, Any], device: Any) -> None:
 
 def fingerprint(module: torch.nn.Module) -> torch.Tensor:
     """Changes if the weights are exchanged for others, as callbacks that average weights do for a validation."""
-    ends = [value.detach().reshape(-1)[[0, -1]].double().cpu() for value in module.parameters() if value.numel()]
-    return torch.cat(ends) if ends else torch.empty(0)
+    ends: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for parameter in module.parameters():
+        if parameter.numel() and parameter.dtype.is_floating_point:
+            value = parameter.detach()
+            found = ends.setdefault((value.dtype, value.device), [])
+            found += [value[(0,) * value.dim()], value[(-1,) * value.dim()]]
+    return torch.cat([torch.stack(values).double().cpu() for values in ends.values()]) if ends else torch.empty(0)

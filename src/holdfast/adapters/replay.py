@@ -86,6 +86,8 @@ class Follower(Events):
         global _current
         if _current is not None and _current is not self:
             _current.close()
+        if _current is None and not self._hooks.active:
+            os.register_at_fork(after_in_child=self.stay_behind)
         _current = self
         self._birth = Birth(self.settings)
         self._hooks.begin()
@@ -132,12 +134,12 @@ class Follower(Events):
 
     def stay_behind(self) -> None:
         """In a child process: the loop that is followed is its parent's. One that is not yet, may become its own."""
-        if self._following:
+        if not self._following:
+            self._process = os.getpid()
+        elif not self._over:
             self._over = True
             self.loop.seen.thread = 0
             self._hooks.end()
-        else:
-            self._process = os.getpid()
 
     def close(self) -> None:
         """Take the hooks away and let go of the location."""

@@ -47,7 +47,6 @@ class Script:
     def _forked(self) -> None:
         """A child is another process: a loader's worker, say, or one that trains by itself."""
         self._process = os.getpid()
-        self._follower.stay_behind()
         self._watch_function()
 
     def _watch_function(self) -> None:

@@ -85,8 +85,7 @@ class Seen:
 
     def read(self, tensor: Any, how: str, real: Callable[[Any], Any], frame: FrameType | None) -> Any:
         """The value that the script gets. ``real`` reads it from the tensor."""
-        reader = self._reader(frame)
-        if reader is None or threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread or (reader := self._reader(frame)) is None:
             return real(tensor)
         if self._recalled is None:
             value = real(tensor)
@@ -347,12 +346,12 @@ class Reading:
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
-        self._active = False
+        self._before: dict[str, Any] = {}
 
     def begin(self) -> None:
-        if self._active:
+        if self._before:
             return
-        self._active = True
+        self._before = {name: vars(torch.Tensor).get(name) for name in _READS}
         _hide_from_compiler(Seen.read, Seen._reader, Seen._keep_object, Seen._number, _kind_of, _place_of)
         for name in _READS:
             reader = self._reader(name, getattr(torch.Tensor, name))
@@ -371,10 +370,12 @@ class Reading:
         return read
 
     def end(self) -> None:
-        if self._active:
-            self._active = False
-            for name in _READS:
+        for name, before in self._before.items():
+            if before is None:
                 delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, before)
+        self._before.clear()
 
 
 def _hide_from_compiler(*functions: Callable[..., Any]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 
 import keras
 import numpy as np
+from keras_interrupt import preempt
 
 from holdfast.keras import JITCheckpoint
 
@@ -28,7 +27,7 @@ class Interrupt(keras.callbacks.Callback):
         global seen
         seen += 1
         if seen == args.interrupt:
-            os.kill(os.getpid(), signal.SIGTERM)
+            preempt()
 
 
 def model():

@@ -6,10 +6,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 
 import numpy as np
 import tensorflow as tf
+from keras_interrupt import preempt
 
 if os.environ.get("KERAS_KIND") == "tf_keras":
     import tf_keras as keras
@@ -32,14 +32,11 @@ class Count(keras.layers.Layer):
     def build(self, shape):
         zeros = keras.initializers.Zeros()
         self.counts = self.add_weight(name="counts", shape=(SAMPLES,), initializer=zeros, trainable=False)
-        self.order = self.add_weight(name="order", shape=(), initializer=zeros, trainable=False)
 
     def call(self, inputs, training=False):
         if training:
             numbers = tf.cast(inputs[:, 0], tf.int32)
             self.counts.assign_add(tf.math.bincount(numbers, minlength=SAMPLES, dtype=tf.float32))
-            # Sums up to something that is another number for another order.
-            self.order.assign(0.9 * self.order + tf.cast(numbers[0], tf.float32))
         return inputs / SAMPLES
 
 
@@ -48,7 +45,7 @@ class Interrupt(keras.callbacks.Callback):
         global seen
         seen += 1
         if seen == args.interrupt:
-            os.kill(os.getpid(), signal.SIGTERM)
+            preempt()
 
 
 count = Count()
@@ -58,15 +55,6 @@ if args.data == "arrays":
     data = {"x": x, "y": y, "batch_size": 8}
 else:
     data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(SAMPLES).batch(8)}
-orders = []
-history = model.fit(
-    **data,
-    epochs=EPOCHS,
-    verbose=0,
-    callbacks=[
-        Interrupt(),
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: orders.append(float(count.order.numpy()))),
-    ],
-)
+model.fit(**data, epochs=EPOCHS, callbacks=[Interrupt()], verbose=0)
 with open(args.out, "w") as file:
-    json.dump({"counts": count.counts.numpy().tolist(), "orders": orders}, file)
+    json.dump({"counts": count.counts.numpy().tolist()}, file)

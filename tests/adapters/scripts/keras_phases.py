@@ -1,17 +1,16 @@
-"""An ordinary script that trains several times: a head, then all of a model, then a second model on what the first says.
-What it does between the trainings depends on what they left."""
+"""An ordinary script that trains several times: a head, then all of a model, then a second model on what the first
+says. What it does between the trainings depends on what they left."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import json
-import os
-import signal
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras_interrupt import preempt
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--interrupt", action="append", default=[])
@@ -31,7 +30,7 @@ class Interrupt(keras.callbacks.Callback):
         global seen
         seen += 1
         if f"batch:{seen}" in args.interrupt:
-            os.kill(os.getpid(), signal.SIGTERM)
+            preempt()
 
 
 def small(base=None):
@@ -47,7 +46,7 @@ first.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
 history = first.fit(dataset, epochs=2, callbacks=[Interrupt()], verbose=0)
 trained.append([history.history, history.epoch, first.evaluate(x, y, verbose=0), float(np.random.random())])
 if "between" in args.interrupt:
-    os.kill(os.getpid(), signal.SIGTERM)
+    preempt()
 
 body.trainable = True
 first.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])

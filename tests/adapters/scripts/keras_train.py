@@ -9,14 +9,18 @@ import itertools
 import json
 import os
 import random
-import signal
 
 import numpy as np
+from keras_interrupt import preempt
 
 if os.environ.get("KERAS_KIND") == "tf_keras":
     import tf_keras as keras
+
+    read = keras.backend.get_value
 else:
     import keras
+
+    read = keras.ops.convert_to_numpy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", default="dataset")
@@ -46,13 +50,13 @@ seen: dict[str, int] = {}
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Sends SIGTERM at moments such as ``batch_end:17`` (the 17th of this process), ``test_batch:3``, ``epoch_end:2``."""
+    """Preempts at moments such as ``batch_end:17`` (the 17th of this process), ``test_batch:3``, ``epoch_end:2``."""
 
     def reached(self, name):
         seen[name] = seen.get(name, 0) + 1
         moment = f"{name}:{seen[name]}"
         if moment in args.interrupt:
-            os.kill(os.getpid(), signal.SIGTERM)
+            preempt()
         if moment == args.fail:
             raise RuntimeError("as told")
 
@@ -167,10 +171,10 @@ history = made.fit(
 
 hashed = hashlib.sha256()
 for variable in [*made.variables, *made.optimizer.variables]:
-    hashed.update(np.array(variable).tobytes())
+    hashed.update(read(variable).tobytes())
 result = {"digest": hashed.hexdigest(), "history": history.history, "epochs": history.epoch}
 result["remembers"] = [callbacks[0].batches, callbacks[0].noise]
-result["iterations"] = int(np.array(made.optimizer.iterations))
+result["iterations"] = int(read(made.optimizer.iterations))
 if args.out:
     with open(args.out, "w") as file:
         json.dump(result, file, default=float)

@@ -1,0 +1,176 @@
+"""What a replay cannot know is said loudly and costs nothing; what it must not do it does not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import replay_drill as drill
+from replay_checks import check, go_on, uninterrupted
+
+import holdfast
+from checks import assert_whole
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Runs plain PyTorch scripts; see replay_drill.py."""
+    server = drill.Server()
+    yield server
+    server.close()
+
+
+def stopped(server: drill.Server, spec: drill.Spec) -> int:
+    """Run up to its fault; returns the step that is saved."""
+    outcome = server.run(spec)
+    assert set(outcome.codes) == {143}, outcome.log
+    return assert_whole(spec.dir).step
+
+
+def test_early_stopping_by_a_value_that_nobody_saw_is_an_error_and_not_a_wrong_resume(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 6"}])
+    step = stopped(plain, spec)
+    outcome = plain.run(spec.plain())
+    assert outcome.codes == [1]
+    assert f"the script does not go the way it went before: it ends after 18 optimizer steps, before step {step}" in (
+        outcome.log
+    )
+    assert "become known to a replay with `value = holdfast.track(value)`" in outcome.log
+    assert assert_whole(spec.dir).step == step
+    assert not assert_whole(spec.dir).manifest.complete
+
+
+def test_with_one_line_it_is_exact(plain, tmp_path):
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 6"}], options=["--track"]))
+
+
+def test_other_arguments_or_other_data_are_an_error_and_the_checkpoint_stays(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 3"}], options=["--track"])
+    step = stopped(plain, spec)
+    fewer = plain.run(spec.plain(options=["--track", "--epochs", "2"]))
+    assert fewer.codes == [1]
+    assert f"it ends after 12 optimizer steps, before step {step}" in fewer.log
+    other = plain.run(spec.plain(options=["--track", "--rows", "80"]))
+    assert other.codes == [1]
+    assert "pass 1 over a loader has 8 batches, and had 6" in other.log
+    go_on(plain, spec)
+
+
+def test_files_of_weights_are_not_written_by_a_replay(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_tricks", faults=[{"at": "step 20"}])
+    stopped(plain, spec)
+    written = {path: (path.stat().st_mtime_ns, _digest(path)) for path in Path(f"{spec.dir}.out").glob("tricks-*.pt")}
+    assert len(written) == 2
+    go_on(plain, spec)
+    for path, before in written.items():
+        assert (path.stat().st_mtime_ns, _digest(path)) == before
+    assert len(list(Path(f"{spec.dir}.out").glob("tricks-*.pt"))) == 4
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_notice_during_the_replay_leaves_the_checkpoint_as_it_is(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_gan", faults=[{"at": "step 15"}])
+    step = stopped(plain, spec)
+    assert stopped(plain, spec.plain(faults=[{"at": "step 4"}])) == step
+    go_on(plain, spec)
+
+
+def test_an_error_of_the_script_saves_the_last_step(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_mnist", faults=[{"at": "epoch 2 batch 8", "action": "RAISE"}])
+    outcome = plain.run(spec)
+    assert outcome.codes == [1]
+    assert "injected at epoch 2 batch 8" in outcome.log
+    assert assert_whole(spec.dir).step == 22
+    go_on(plain, spec)
+
+
+def test_a_script_with_checkpoints_of_its_own_is_told_to_choose(plain, tmp_path):
+    spec = drill.Spec(
+        str(tmp_path / "run"), "plain_strange", faults=[{"at": "epoch 2 step 1"}], options=["own_checkpoints"]
+    )
+    step = stopped(plain, spec)
+    outcome = plain.run(spec.plain())
+    assert outcome.codes == [1]
+    assert "the script has loaded own.pt before its loop, which it had not when the run began" in outcome.log
+    assert assert_whole(spec.dir).step == step
+    anew = plain.run(spec.plain(options=["own_checkpoints", "--anew"]))
+    assert anew.codes == [0], anew.log
+    assert anew.printed == uninterrupted(plain, spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("by_hand", "this script has trained without a torch.optim.Optimizer that steps"),
+        ("secretive", "this loop goes on unprotected, since its state cannot be saved"),
+    ],
+)
+def test_what_cannot_be_followed_runs_on_and_says_so(plain, tmp_path, kind, message):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_strange", options=[kind])
+    outcome = plain.run(spec)
+    assert outcome.codes == [0], outcome.log
+    assert outcome.printed == uninterrupted(plain, spec)
+    assert message in outcome.log
+    assert not list(Path(spec.dir).glob("checkpoint-*"))
+
+
+def test_a_loop_with_run_is_left_to_it(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_strange", faults=[{"at": "epoch 1 step 7"}], options=["with_run"])
+    stopped(plain, spec)
+    outcome = plain.run(spec.plain())
+    assert outcome.codes == [0], outcome.log
+    assert "replaying" not in outcome.log
+    assert outcome.printed[0][-1] == uninterrupted(plain, spec)[0][-1]
+
+
+def test_a_checkpoint_of_another_kind_is_not_taken(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_strange", faults=[{"at": "epoch 1 step 7"}], options=["with_run"])
+    stopped(plain, spec)
+    outcome = plain.run(drill.Spec(spec.dir, "plain_gan"))
+    assert outcome.codes == [1]
+    assert "was not saved by a loop that holdfast followed by itself" in outcome.log
+
+
+def test_track_returns_what_it_is_given_where_nothing_is_followed():
+    state = {"best": 1.0}
+    assert holdfast.track(state) is state
+    assert holdfast.track(0.5) == 0.5
+
+
+@pytest.mark.slow
+def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path):
+    script = drill.HERE / "scripts/plain_mnist.py"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {**kept, "HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("epoch 2 batch 4"):
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == 143
+    assert_whole(tmp_path / "holdfast-runs/plain_mnist")
+    again = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        env=environment,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    expected = uninterrupted(plain, drill.Spec(str(tmp_path / "run"), "plain_mnist"))
+    assert again.stdout.splitlines() == expected[0]
+    assert "resuming from" in again.stderr
