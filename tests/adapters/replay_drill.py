@@ -32,8 +32,8 @@ class Spec:
     script: str
     world: int = 1
     faults: list[dict] = field(default_factory=list)
-    """``at``: what is reached: the beginning of a printed line, or ``backward 7``, ``optimizer 7``, ``after-optimizer
-    7`` (the seventh time), ``save 12``, ``commit 12`` (of that step). Also ``rank``, ``action``, ``also``, ``skew_s``"""
+    """``at``: the beginning of a line that is printed, or ``backward 7``, ``optimizer 7``, ``after-optimizer 7`` (the
+    seventh time), ``save 12``, ``commit 12`` (of a step). And ``rank``, ``action``, ``also`` (other ranks), ``skew_s``."""
     env: dict[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)
 

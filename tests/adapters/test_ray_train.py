@@ -192,7 +192,8 @@ def test_a_script_that_wants_them_gets_our_checkpoints_from_ray(
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 60.0, "the workers leave")
     job = run(cluster, "ray_handed.py", tmp_path, **handed)
     assert job.result() == expected("ray_handed.py")
-    assert (tmp_path / "starts-0").read_text().split() == ["0", "5", "5"]
+    # A loop without a loader has its boundaries after its steps: the one in flight is finished first.
+    assert (tmp_path / "starts-0").read_text().split() == ["0", "6", "6"]
 
 
 @pytest.mark.usefixtures("s3_endpoint")

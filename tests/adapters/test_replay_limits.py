@@ -36,26 +36,24 @@ def stopped(server: drill.Server, spec: drill.Spec) -> int:
 
 
 def test_early_stopping_by_a_value_that_nobody_saw_is_an_error_and_not_a_wrong_resume(plain, tmp_path):
-    spec = drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 6"}])
+    spec = drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 3"}])
     step = stopped(plain, spec)
     outcome = plain.run(spec.plain())
     assert outcome.codes == [1]
-    assert f"the script does not go the way it went before: it ends after 18 optimizer steps, before step {step}" in (
-        outcome.log
-    )
+    assert "the script does not go the way it went before: it reads numpy of a value at line 56" in outcome.log
     assert "become known to a replay with `value = holdfast.track(value)`" in outcome.log
     assert assert_whole(spec.dir).step == step
     assert not assert_whole(spec.dir).manifest.complete
 
 
 def test_with_one_line_it_is_exact(plain, tmp_path):
-    check(plain, drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 6"}], options=["--track"]))
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 3"}], options=["--track"]))
 
 
 def test_other_arguments_or_other_data_are_an_error_and_the_checkpoint_stays(plain, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 3"}], options=["--track"])
     step = stopped(plain, spec)
-    fewer = plain.run(spec.plain(options=["--track", "--epochs", "2"]))
+    fewer = plain.run(spec.plain(options=["--track", "--epochs", "2", "--quiet"]))
     assert fewer.codes == [1]
     assert f"it ends after 12 optimizer steps, before step {step}" in fewer.log
     other = plain.run(spec.plain(options=["--track", "--rows", "80"]))
@@ -153,6 +151,7 @@ def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path):
     script = drill.HERE / "scripts/plain_mnist.py"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment = {**kept, "HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "PYTHONUNBUFFERED": "1"}
+    environment["OMP_NUM_THREADS"] = "1"
     with subprocess.Popen(
         [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, env=environment, text=True
     ) as process:

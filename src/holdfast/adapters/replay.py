@@ -39,7 +39,7 @@ from holdfast.adapters.restore import Contents
 from holdfast.adapters.session import Place
 from holdfast.adapters.state import _has_state
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError, Preempted
+from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
 from holdfast.progress import Progress
 from holdfast.store.checkpoints import Checkpoint
@@ -73,6 +73,8 @@ class Follower(Events):
         self._place, self._sources, self._on_preempted = place, sources, on_preempted
         self._hooks = Hooks(self)
         self._refusal: HoldfastError | None = None
+        self._claimed = False
+        """Whether somebody else has been in charge."""
 
     @property
     def step(self) -> int:
@@ -97,7 +99,10 @@ class Follower(Events):
         """The script or function ended well: commit the end. Raises StateError if it ended during the replay."""
         if self._failure is not None:
             raise self._failure
-        if not self._following or self._over:
+        if self._over:
+            return
+        if not self._following:
+            self._tell_what_was_missed()
             return
         if self.replaying:
             raise self._fail(astray(f"it ends after {self.trace.steps} optimizer steps, before step {self.step}"))
@@ -107,19 +112,34 @@ class Follower(Events):
         self.loop.over = True
         if self.loop.step:
             self._look_around()
+        else:
+            self._tell_what_was_missed()
+        self.host.engine.finish(self.loop.step)
+
+    def _tell_what_was_missed(self) -> None:
+        if self._claimed:
+            return
+        advice = "nothing was saved; with holdfast.Run(model=…) a loop says itself what a step is"
+        if self._missed:
+            log.warning(
+                "this script made %d optimizer steps that were not followed, since torch.distributed was not "
+                "initialised though WORLD_SIZE is %s: %s",
+                self._missed,
+                os.environ.get("WORLD_SIZE"),
+                advice,
+            )
         elif any(parameter.grad is not None for root in self.registry.roots() for parameter in root.parameters()):
             log.warning(
-                "this script has trained without a torch.optim.Optimizer that steps, so there was nothing to follow "
-                "and nothing was saved; with holdfast.Run(model=…) a loop says itself what a step is"
+                "this script has trained without a torch.optim.Optimizer that steps: there was nothing to follow, and %s",
+                advice,
             )
-        self.host.engine.finish(self.loop.step)
 
     def crashed(self, error: BaseException) -> None:
         """The script or function ended with an error: save the last point if the state is still that."""
         if not self._following or self._over or isinstance(error, Preempted):
             return
         assert self.host is not None
-        if self.replaying and error is not self._failure:
+        if self.replaying and not isinstance(error, StateError):
             log.error(
                 "the script failed while its loop was replayed, where modules do not compute: %s. Nothing is lost, the "
                 "checkpoint of step %d stays. holdfast.Run needs no replay; HOLDFAST_RESUME=never starts anew",
@@ -141,8 +161,8 @@ class Follower(Events):
             self.loop.seen.thread = 0
             self._hooks.end()
 
-    def close(self) -> None:
-        """Take the hooks away and let go of the location."""
+    def close(self, *, end_passes: bool = True) -> None:
+        """Take the hooks away and let go of the location. ``end_passes``: also of the loaders' workers."""
         global _current
         if _current is self:
             _current = None
@@ -155,17 +175,20 @@ class Follower(Events):
             if self.host is not None:
                 self.host.close()
             return
-        self._reading.end()
-        if self._replay is not None:
-            self._replay.end()
-        self.loop.unhook()
-        for one in self.loop.open_passes():
+        self._let_go()
+        for one in self.loop.open_passes() if end_passes else ():
             if one.batches is not None:
                 one.batches.close()
         assert self.host is not None
         self.host.close()
         if self.host.saved_all(self.loop.step):
             self.loop.remove_traces()
+
+    def _let_go(self) -> None:
+        self._reading.end()
+        if self._replay is not None:
+            self._replay.end()
+        self.loop.unhook()
 
     def _leave(self, leaving: Preempted) -> NoReturn:
         self.close()
@@ -205,9 +228,15 @@ class Follower(Events):
 
     def stand_back(self) -> None:
         """Somebody else is in charge of the training that is about to begin."""
-        if not self._following and self.host is not None:
-            self.host.close()
-            self.host = self._replay = self._refusal = None
+        self._claimed = True
+        if self.host is None or self._over or (self._following and (self.loop.step or self.trace.steps)):
+            return
+        if self._following:
+            self._let_go()
+            self.loop.pending = self.replaying = self._following = False
+        self.host.close()
+        self.host = self._replay = self._refusal = None
+        self._hooks.watch_first_call()
 
     def _follow(self) -> None:
         """The loop begins."""

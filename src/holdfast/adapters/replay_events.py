@@ -67,12 +67,14 @@ class Events:
         """Told at the next boundary."""
         self._early = _EARLY_STEPS
         self._told = False
+        self._missed = 0
+        """Steps that were not followed."""
 
     def first_act(self) -> bool:
         """Something trains, or is about to. Returns whether there is nothing more to wait for."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self, *, end_passes: bool = True) -> None:
         raise NotImplementedError
 
     def _leave(self, leaving: Preempted) -> NoReturn:
@@ -194,6 +196,7 @@ class Events:
         if not self._following and not self._over:
             self.first_act()
         if not self._acts():
+            self._missed += not self._following
             return
         self._depth += 1
         if self._depth > 1 or self._scaling:
@@ -314,7 +317,8 @@ class Events:
             self.loop.adopt()
         except StateError as error:
             log.error("this loop goes on unprotected, since its state cannot be saved: %s", error)
-            self.close()
+            self.loop.pending = False
+            self.close(end_passes=False)
             return
         self._looked = self.registry.version
         self._several = len(self.registry.alive("optimizer")) > 1
