@@ -171,7 +171,7 @@ def show(tallies: dict[tuple[str, bool], Tally], speeds: dict[int, dict[str, lis
         table.add_column(heading)
     for (what, ours), tally in tallies.items():
         table.add_row("" if ours else what, "with holdfast" if ours else "Lightning alone", *row(tally))
-    for ours in (False, True):
+    for ours in (False, True) if tallies else ():
         every = Tally()
         for (_, who), tally in tallies.items():
             if who == ours:
