@@ -113,7 +113,9 @@ def interrupted(cluster: Cluster, recipe: bool, interrupt: Callable[[Cluster, Pa
     if recipe:
         again = [int(note[4]) for note in notes if note[1] != first and note[3] == "step"]
         resumed = again[0] - 1 if again else reached
-        commits = [float(note[0]) for note in notes if note[1] == first and note[3] == "saved" and float(note[0]) > sent]
+        commits = [
+            float(note[0]) for note in notes if note[1] == first and note[3] == "saved" and float(note[0]) > sent
+        ]
     else:
         events = [json.loads(line) for line in (out / "storage/peer/holdfast/.holdfast/journal.jsonl").open()]
         commits = [event["t"] for event in events if event["event"] == "commit" and event["t"] > sent]

@@ -33,7 +33,7 @@ class Spec:
     world: int = 1
     faults: list[dict] = field(default_factory=list)
     """``at``: the beginning of a line that is printed, or ``backward 7``, ``optimizer 7``, ``after-optimizer 7`` (the
-    seventh time), ``save 12``, ``commit 12`` (of a step). And ``rank``, ``action``, ``also`` (other ranks), ``skew_s``."""
+    seventh time), ``save 12``, ``commit 12`` (of a step). With ``rank``, ``action``, ``also``, ``skew_s``."""
     env: dict[str, str] = field(default_factory=dict)
     options: list[str] = field(default_factory=list)
 

@@ -130,7 +130,7 @@ class Follower(Events):
             )
         elif any(parameter.grad is not None for root in self.registry.roots() for parameter in root.parameters()):
             log.warning(
-                "this script has trained without a torch.optim.Optimizer that steps: there was nothing to follow, and %s",
+                "this script has trained without a torch.optim.Optimizer that steps: nothing was followed, and %s",
                 advice,
             )
 
