@@ -2,11 +2,16 @@
 
 While the loop is replayed, what it reports was reported before the save, and is not reported again. What
 the training function finds at its start is what it found when its recording began.
+
+A report is a barrier of all workers. So they must be of one mind which one is the first that is made again: of two
+workers that were saved inside one evaluation, one may have been past a report and the other not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
@@ -24,10 +29,45 @@ class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._replayed = 0
+        self._left_out = 0
+        """Reports that another worker had made, and this one had not, when they were saved."""
 
     def report(self, *args: Any, **kwargs: Any) -> None:
-        if not self._worker.replaying:
+        if self._worker.replaying:
+            self._replayed += 1
+            return
+        if self._left_out:
+            self._left_out -= 1
+            return
+        with self._busy():
             super().report(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        """A save waits for the end of a report, as it does not for that of an evaluation."""
+        loop = getattr(self._worker.follower, "loop", None)
+        if loop is None:
+            yield
+            return
+        resting, loop.resting = loop.resting, False
+        try:
+            yield
+        finally:
+            loop.resting = resting
+
+    def settle(self) -> None:
+        """The replay is over, on all workers: agree on which reports were made."""
+        world = self._worker.context.get_world_size()
+        if world == 1:
+            return
+        from torch.distributed import PrefixStore
+
+        from holdfast.agree.torch_board import job_store
+
+        store = PrefixStore("holdfast/reports", job_store().clone())
+        store.set(str(self._worker.rank), str(self._replayed))
+        self._left_out = max(int(store.get(str(rank))) for rank in range(world)) - self._replayed
 
     def get_checkpoint(self) -> Any:
         worker = self._worker

@@ -119,12 +119,20 @@ class Worker:
     def begin(self) -> None:
         """Before the training function is started."""
         self._signals.start(self._on_signal)
-        surround(Surroundings(sources=self._sources, leave=lambda code: self._leave(), started=self._started))
+        reporting = Reporting(self)
+        surround(
+            Surroundings(
+                sources=self._sources,
+                leave=lambda code: self._leave(),
+                started=self._started,
+                replayed=reporting.settle,
+            )
+        )
         for adapter in registry.ADAPTERS:  # of frameworks that this process imported before it was told to act
             for trigger in adapter.triggers:
                 if adapter.name not in ("ray", "replay") and trigger in sys.modules:
                     registry.install(adapter.name, sys.modules[trigger])
-        set_train_fn_utils(Reporting(self))
+        set_train_fn_utils(reporting)
         note_reports(self)
         runner = self.context.execution_context.training_thread_runner
         run = runner.run

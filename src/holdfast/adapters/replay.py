@@ -198,8 +198,11 @@ class Follower(Events):
 
     # ------------------------------------------------------------------ the first training act
 
-    def first_act(self) -> bool:
-        """Something trains, or is about to. Returns whether there is nothing more to wait for."""
+    def first_act(self, *, training: bool = True) -> bool:
+        """Something trains, or is about to. Returns whether there is nothing more to wait for.
+
+        ``training``: it does, certainly; a call of a module may mean nothing yet.
+        """
         if self._following or self._over:
             return True
         if not self.registry.alive("optimizer") or not self._is_ours():
@@ -207,6 +210,8 @@ class Follower(Events):
         if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and not (dist.is_available() and dist.is_initialized()):
             return False
         self._meet()
+        if self._refusal is not None and not training:
+            return False
         self._follow()
         return True
 

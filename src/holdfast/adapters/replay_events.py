@@ -21,6 +21,7 @@ from holdfast.adapters.replay_objects import Registry
 from holdfast.adapters.replay_passes import Watched
 from holdfast.adapters.replay_resume import Replay
 from holdfast.adapters.replay_trace import AFTER, BEFORE, Trace
+from holdfast.adapters.surroundings import surroundings
 from holdfast.errors import Preempted, StateError
 
 log = logging.getLogger("holdfast")
@@ -70,7 +71,7 @@ class Events:
         self._missed = 0
         """Steps that were not followed."""
 
-    def first_act(self) -> bool:
+    def first_act(self, *, training: bool = True) -> bool:
         """Something trains, or is about to. Returns whether there is nothing more to wait for."""
         raise NotImplementedError
 
@@ -357,6 +358,7 @@ class Events:
         self.fetched = False
         self.loop.note(side)
         self.host.session.journal.record("replayed", step=self.loop.step)
+        surroundings().replayed()
         return True
 
     def _checked(self, check: Callable[..., Any], *args: Any) -> Any:

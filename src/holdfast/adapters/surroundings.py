@@ -24,6 +24,8 @@ class Surroundings:
     """How this process is ended, with an exit code, where its training thread is stuck; None: at once."""
     started: Callable[[Engine], None] = lambda engine: None
     """Told of every training that begins in this process."""
+    replayed: Callable[[], None] = lambda: None
+    """Told when a loop that was replayed is where it was saved: all ranks are then at their points of one step."""
 
 
 _current = Surroundings()
