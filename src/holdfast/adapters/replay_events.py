@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, NoReturn
 
 import torch
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
-from holdfast.adapters.claim import claimed_by
+from holdfast.adapters.claim import _claims, claimed_by
 from holdfast.adapters.host import Host
 from holdfast.adapters.replay_loop import Followed, Pass
 from holdfast.adapters.replay_objects import Registry
@@ -86,9 +86,7 @@ class Events:
 
     def _acts(self) -> bool:
         """Whether what this thread does now is to be followed."""
-        if not self._following or self._over or self.busy or threading.get_ident() != self._thread:
-            return False
-        if claimed_by() is not None:
+        if not self._following or self._over or self.busy or get_ident() != self._thread or _claims:
             return False
         if self._failure is not None:
             raise self._failure
@@ -193,7 +191,7 @@ class Events:
 
     # ------------------------------------------------------------------ steps
 
-    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._following and not self._over:
             self.first_act()
         if not self._acts():
@@ -213,7 +211,7 @@ class Events:
         if not self._unsettled:
             self.loop._before_optimizer()
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._depth == 0 or not self._acts():
             return
         self._depth -= 1
@@ -286,7 +284,7 @@ class Events:
                 return
             self._settle()
         else:
-            loop.complete_step()
+            loop.complete_step(random=not self.fetched)
             if self.fetched:
                 self.fetched = False
                 return

@@ -96,6 +96,8 @@ class Followed(Loop):
         self._baseline: dict[str, Any] | None = None
         self._point = (AFTER, 0, 0, 0, 0, 0)
         """Side, events and their digest, step, reads and passes."""
+        self._exact = True
+        """Whether the save that is under way is made at its point."""
         self._variables: Noted | None = None
         self.fetches: list[int] = []
         """Batches that came before the first two steps, each."""
@@ -121,8 +123,9 @@ class Followed(Loop):
             self._baseline = self._plain()
         self._size = 3 * sum(value.nbytes for model in models for value in (*model.parameters(), *model.buffers()))
 
-    def note(self, side: int, *, rarely: bool = False) -> None:
-        """This is a point. ``rarely``: one at which the script may stay for long, an evaluation say."""
+    def note(self, side: int, *, rarely: bool = False, random: bool = True) -> None:
+        """This is a point. ``rarely``: one at which the script may stay for long, an evaluation say. ``random``: note
+        the random state too; not needed where another point follows at once."""
         trace = self.trace
         self._variables = self.frames.note(sys._getframe(), self._known_memory()) if rarely else None
         delivered = 0
@@ -132,9 +135,12 @@ class Followed(Loop):
                 one.batches.mark()
                 one.held = one.last
                 delivered = one.batches.delivered
-        self._note(BOUNDARY, self.step, trace.events * 2 + side, len(trace.table), delivered)
-        self._point = (side, trace.events, trace.digest, self.step, len(self.seen.values), len(trace.table))
-        self.seen.mark(trace.events)
+        passes = len(trace.table)
+        self._point = (side, trace.events, trace.digest, self.step, len(self.seen.values), passes)
+        if random:
+            self._note(BOUNDARY, self.step, trace.events * 2 + side, passes, delivered)
+            if not self._alone:
+                self.seen.mark(trace.events)
         if self._since:
             self._since.clear()
         if self._buffers is not None:
@@ -142,12 +148,12 @@ class Followed(Loop):
         if self._tracked:
             self.objects.note_boundary()
 
-    def complete_step(self) -> None:
+    def complete_step(self, *, random: bool = True) -> None:
         """The optimizers have stepped: this is a point too, before all that the script does next."""
         self.step += 1
         self.pending = True
         self.resting = True
-        self.note(AFTER)
+        self.note(AFTER, random=random)
         self.dirty = False
 
     def _note_in_flight(self) -> None:
@@ -241,24 +247,25 @@ class Followed(Loop):
                 "point": {"side": side, "events": events, "digest": digest, "step": step, "seen": seen},
                 "table": table_of(self.trace.table[:passes]),
                 "seen": self.seen.content(),
-                "variables": self._variables_at(record),
+                "variables": self._variables_now(),
                 "fetches": self.fetches,
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and _fits(held)},
                 "generators": generators,
                 "start": self.start,
                 "birth": self.birth,
-                "exact": record is None,
+                "exact": self._exact,
             },
         }
 
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         # At the end of a run the last point is behind: what comes after it runs again if the run is started again.
-        files = super().files(live=live, at_boundary=at_boundary and not self.over and not self.behind)
+        self._exact = at_boundary and not self.over and not self.behind
+        files = super().files(live=live, at_boundary=self._exact)
         self.lost = files.inexact if isinstance(files.inexact, list) else []
         return files
 
-    def _variables_at(self, record: Record | None) -> dict[str, Any]:
-        if record is not None and self._variables is not None:
+    def _variables_now(self) -> dict[str, Any]:
+        if not self._exact and self._variables is not None:
             return content_of(self._variables)
         return self.frames.content(self._frame(), self._known_memory())
 
