@@ -1,4 +1,4 @@
-"""What importing holdfast costs and gives: the standard library alone, no thread, no handler, ten names."""
+"""What importing holdfast costs and gives: the standard library alone, no thread, no handler, eleven names."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ PUBLIC = {
     "StateError",
     "StoreError",
     "listen",
+    "track",
 }
 
 

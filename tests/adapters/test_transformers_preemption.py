@@ -44,8 +44,9 @@ def test_two_ranks_agree_when_told_in(server, tmp_path, phase, target):
         str(tmp_path / "run"),
         world=2,
         args=BOTH,
-        env={"HOLDFAST_KILL_WAIT": "1.3"} if skew_s >= 1 else {},
-        slow_step_s=0.15 if skew_s >= 1 else 0.0,
+        # The second signal comes within the wait, and the wait ends before the last of the six steps that are left.
+        env={"HOLDFAST_KILL_WAIT": "1.1"} if skew_s >= 1 else {},
+        slow_step_s=0.25 if skew_s >= 1 else 0.0,
         faults=[fault(phase, 12, rank, also=list(also), skew_s=skew_s)],
     )
     interrupt_and_resume(server, spec)

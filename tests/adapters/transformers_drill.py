@@ -98,8 +98,8 @@ def _inject(request: dict, rank: int) -> None:
                 injector.faults[injector.faults.index(fault)] = Fault(
                     rank, step, phase, fault.action, [pids[other] for other in fault.also], fault.skew_s
                 )
-                if not noted.exists():
-                    noted.write_text(json.dumps({"at": time.time(), "step": done[0]}))
+                with contextlib.suppress(FileExistsError), noted.open("x") as file:  # the first of all ranks
+                    file.write(json.dumps({"at": time.time(), "step": done[0]}))
         injector.reached(phase, step)
 
     class Faults(transformers.TrainerCallback):

@@ -452,12 +452,17 @@ def assert_continues(make: Callable[[], Any], epoch: int, step: int, epochs: int
 
 def workers_of(pid: int | None = None) -> list[psutil.Process]:
     trackers = ("resource_tracker", "forkserver")
-    children = psutil.Process(pid).children(recursive=True)
+    children = [child for child in psutil.Process(pid).children(recursive=True) if child not in _others]
     return [child for child in children if not any(word in " ".join(child.cmdline()) for word in trackers)]
+
+
+_others: list[psutil.Process] = []
+"""What other tests of this session have running."""
 
 
 @pytest.fixture(autouse=True)
 def _no_worker_is_left_behind() -> Iterator[None]:
+    _others[:] = psutil.Process().children(recursive=True)
     yield
     if multiprocessing.active_children():  # those of a loader that the garbage collector has yet to find
         gc.collect()

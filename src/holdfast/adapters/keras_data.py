@@ -91,7 +91,7 @@ class EpochData:
             run.pending = False
             if run.step >= engine.next_stop:
                 run.at_boundary()
-            fit.told = False
+            fit.told = fit.fetched = False
             run.in_step = True
             if run.frozen:
                 run.wait_while_frozen()

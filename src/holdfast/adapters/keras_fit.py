@@ -50,14 +50,14 @@ class Framework(Protocol):
 
     def learning_rate(self, model: Any) -> float | None: ...
 
-    def iterations(self, model: Any) -> int | None:
-        """How often the optimizer was applied."""
-
     def is_data_error(self, error: BaseException) -> bool:
         """Whether an error inside a step says that nothing was computed in it, since its batch could not be had."""
 
     def is_peer_lost(self, error: BaseException) -> bool:
         """Whether an error inside a step says that another worker is gone."""
+
+    def counters(self, model: Any) -> dict[str, Any]:
+        """Variables, by name, to which each step adds the same whole numbers."""
 
     def moving(self, model: Any) -> dict[str, Any]:
         """Variables, by name, that a step may change before it hears from the other workers."""
@@ -80,6 +80,42 @@ class Data(Protocol):
 
     def repeat_all(self, saved: dict[str, Any]) -> None:
         """Bring the data to where a finished call has left it."""
+
+
+class Counters:
+    """Variables to which each step adds the same: how often the optimizer was applied, what was drawn from a seed.
+
+    A step that fails may have added already. What it adds is seen once, in the first two steps.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self.wanted = True
+        self._framework = framework
+        self._seen: list[tuple[int, dict[str, np.ndarray[Any, Any]]]] = []
+        self._variables: dict[str, Any] = {}
+
+    def watch(self, step: int, variables: dict[str, Any]) -> None:
+        values = {name: self._framework.read(variable) for name, variable in variables.items()}
+        plain = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        self._variables = variables
+        self._seen.append((step, plain))
+        self.wanted = len(self._seen) < 2
+
+    def put_back(self, step: int, in_flight: int) -> bool:
+        """Make them those of the end of ``step`` again; False if they are neither that nor one execution further."""
+        if self.wanted or self._seen[0][1].keys() != self._seen[1][1].keys():
+            return False
+        (before, first), (after, second) = self._seen
+        expected = {}
+        for name, value in second.items():
+            each = (value - first[name]) // (after - before)
+            expected[name] = value + (step - after) * each
+            now = self._framework.read(self._variables[name])
+            if not (np.array_equal(now, expected[name]) or np.array_equal(now, expected[name] + in_flight * each)):
+                return False
+        for name, value in expected.items():
+            self._framework.write(self._variables[name], value)
+        return True
 
 
 class Mode(enum.Enum):
@@ -126,6 +162,8 @@ class Fit:
         self.before_first_epoch: Callable[[], None] | None = None
         self.told = False
         """The callbacks have been called for the step in flight: it is computed."""
+        self.fetched = False
+        """The batch of the step in flight is there, or TensorFlow fetches it inside the step."""
         self.in_flight = 1
         self.evaluations = 0
         """Iterators over validation data that were made so far."""
@@ -133,6 +171,8 @@ class Fit:
         self._began_random = keras_random.capture()
         self.position: dict[str, Any] | None = None
         """Where the data is to go on, until it is there."""
+        self._counters = Counters(framework)
+        self._flaws: list[str] = []
         self._kept: dict[str, Any] | None = None
         self._loaded: dict[str, Any] | None = None
         self._weights: memoryview | None = None
@@ -192,6 +232,8 @@ class Fit:
         run.step += count
         run.pending = True
         run.note_boundary()
+        if self._counters.wanted:
+            self._counters.watch(run.step, self.framework.counters(self.model))
 
     def check_in_between(self) -> None:
         """In validation, or in what a callback does at the end of an epoch: a notice need not wait for its end."""
@@ -206,8 +248,13 @@ class Fit:
         if self.told:  # by a callback, after the step was computed
             self.run.in_step = False
             self.complete(self.in_flight)
-        elif self.framework.is_data_error(error):
+        elif not self.fetched:
             self.run.in_step = False
+        elif self.framework.is_data_error(error):
+            # Nothing was computed from the batch that never came; but what needs no batch may have been counted on.
+            self.run.in_step = False
+            if not self._counters.put_back(self.run.step, self.in_flight):
+                self._flaws.append("the error came inside a step, whose random numbers may have been drawn already")
         elif self.framework.is_peer_lost(error) and self.run.put_back():
             # The others' gradients never came: the weights are those of the boundary, and the rest is again.
             self.run.in_step = False
@@ -266,7 +313,7 @@ class Fit:
 
     def doubts(self) -> list[str]:
         """What cannot be exact; said aloud the first time."""
-        found = self.framework.doubts(self)
+        found = [*self._flaws, *self.framework.doubts(self)]
         found += [
             f"{name} is not saved: only numbers, text, arrays and lists or dicts of them are"
             for name in keras_callbacks.unsaved(keras_callbacks.flatten(self.callbacks))

@@ -104,7 +104,8 @@ def _follow(fit: Fit, callbacks: Any) -> None:
     """Hear what the list of callbacks hears, in the training thread, before or after all of them."""
     train_begin, train_end = callbacks.on_train_begin, callbacks.on_train_end
     epoch_begin, epoch_end = callbacks.on_epoch_begin, callbacks.on_epoch_end
-    batch_end, test_begin = callbacks.on_train_batch_end, callbacks.on_test_begin
+    batch_begin, batch_end = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
+    test_begin = callbacks.on_test_begin
     run = fit.run
 
     def on_train_begin(logs: Any = None) -> None:
@@ -114,6 +115,10 @@ def _follow(fit: Fit, callbacks: Any) -> None:
     def on_epoch_begin(epoch: int, logs: Any = None) -> None:
         epoch_begin(epoch, logs)
         fit.on_epoch_begin(epoch)
+
+    def on_train_batch_begin(batch: int, logs: Any = None) -> None:
+        fit.fetched = True
+        batch_begin(batch, logs)
 
     def on_train_batch_end(batch: int, logs: Any = None) -> None:
         fit.told = True
@@ -134,5 +139,6 @@ def _follow(fit: Fit, callbacks: Any) -> None:
     def on_train_end(logs: Any = None) -> None:
         train_end(logs if logs is not None else fit.epoch_logs or None)
 
-    for method in (on_train_begin, on_epoch_begin, on_train_batch_end, on_test_begin, on_epoch_end, on_train_end):
+    heard = (on_train_begin, on_epoch_begin, on_train_batch_begin, on_train_batch_end, on_test_begin, on_epoch_end)
+    for method in (*heard, on_train_end):
         object.__setattr__(callbacks, method.__name__, method)

@@ -145,6 +145,11 @@ class TfKeras:
     def is_peer_lost(self, error: BaseException) -> bool:
         return keras_tensorflow.is_peer_lost(error)
 
+    def counters(self, model: Any) -> dict[str, Any]:
+        extras = self.extras(model)
+        counted = {name: variable for name, variable in extras.items() if name.startswith(("seed/", "counter/0"))}
+        return {**counted, "iterations": model.optimizer.iterations}
+
     def moving(self, model: Any) -> dict[str, Any]:
         moved = {
             name: variable for name, variable in self.extras(model).items() if not name.startswith(_SET_FROM_OUTSIDE)
@@ -277,7 +282,7 @@ class HandlerData:
             run.pending = False
             if run.step >= engine.next_stop:
                 run.at_boundary()
-            fit.told = False
+            fit.told = fit.fetched = False
             run.in_step = True
             if run.frozen:
                 run.wait_while_frozen()

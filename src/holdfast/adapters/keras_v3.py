@@ -147,6 +147,16 @@ class Keras3:
     def is_peer_lost(self, error: BaseException) -> bool:
         return False
 
+    def counters(self, model: Any) -> dict[str, Any]:
+        if self.backend != "tensorflow":
+            return {}
+        generators = [generator for layer in model._flatten_layers() for generator in layer._seed_generators]
+        everyones = self._global_seed_generator()
+        counted = [generator.state for generator in (*generators, everyones) if generator is not None]
+        if model.optimizer is not None:
+            counted.append(model.optimizer._iterations)
+        return {str(number): variable for number, variable in enumerate(counted)}
+
     def moving(self, model: Any) -> dict[str, Any]:
         return {}
 

@@ -73,8 +73,6 @@ class Follower(Events):
         self._place, self._sources, self._on_preempted = place, sources, on_preempted
         self._hooks = Hooks(self)
         self._refusal: HoldfastError | None = None
-        self._claimed = False
-        """Whether somebody else has been in charge."""
 
     @property
     def step(self) -> int:
@@ -117,18 +115,15 @@ class Follower(Events):
         self.host.engine.finish(self.loop.step)
 
     def _tell_what_was_missed(self) -> None:
-        if self._claimed:
-            return
         advice = "nothing was saved; with holdfast.Run(model=…) a loop says itself what a step is"
         if self._missed:
-            log.warning(
-                "this script made %d optimizer steps that were not followed, since torch.distributed was not "
-                "initialised though WORLD_SIZE is %s: %s",
-                self._missed,
-                os.environ.get("WORLD_SIZE"),
-                advice,
-            )
-        elif any(parameter.grad is not None for root in self.registry.roots() for parameter in root.parameters()):
+            why = f"torch.distributed was not initialised, though WORLD_SIZE is {os.environ.get('WORLD_SIZE')}"
+            if self._claimed:
+                why = "a framework, or holdfast.Run, was in charge before"
+            log.warning("%d optimizer steps were not followed, since %s: %s", self._missed, why, advice)
+        elif not self._claimed and any(
+            parameter.grad is not None for root in self.registry.roots() for parameter in root.parameters()
+        ):
             log.warning(
                 "this script has trained without a torch.optim.Optimizer that steps: nothing was followed, and %s",
                 advice,
@@ -234,6 +229,7 @@ class Follower(Events):
     def stand_back(self) -> None:
         """Somebody else is in charge of the training that is about to begin."""
         self._claimed = True
+        self._hooks.forget_first_call()
         if self.host is None or self._over or (self._following and (self.loop.step or self.trace.steps)):
             return
         if self._following:
@@ -241,7 +237,6 @@ class Follower(Events):
             self.loop.pending = self.replaying = self._following = False
         self.host.close()
         self.host = self._replay = self._refusal = None
-        self._hooks.watch_first_call()
 
     def _follow(self) -> None:
         """The loop begins."""

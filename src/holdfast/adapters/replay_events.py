@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
-from holdfast.adapters.claim import _claims, claimed_by
+from holdfast.adapters.claim import _claims
 from holdfast.adapters.host import Host
 from holdfast.adapters.replay_loop import Followed, Pass
 from holdfast.adapters.replay_objects import Registry
@@ -68,6 +68,8 @@ class Events:
         """Told at the next boundary."""
         self._early = _EARLY_STEPS
         self._told = False
+        self._claimed = False
+        """Whether somebody else has been in charge: what comes after, an evaluation say, is not a loop of ours."""
         self._missed = 0
         """Steps that were not followed."""
 
@@ -82,7 +84,7 @@ class Events:
         raise NotImplementedError
 
     def _is_ours(self) -> bool:
-        return claimed_by() is None and os.getpid() == self._process
+        return not self._claimed and os.getpid() == self._process
 
     def _acts(self) -> bool:
         """Whether what this thread does now is to be followed."""
@@ -195,7 +197,7 @@ class Events:
         if not self._following and not self._over:
             self.first_act()
         if not self._acts():
-            self._missed += not self._following
+            self._missed += not self._following and not _claims
             return
         self._depth += 1
         if self._depth > 1 or self._scaling:

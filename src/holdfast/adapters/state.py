@@ -17,6 +17,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -192,18 +193,15 @@ class Objects:
         if not self._incremental:
             return [TensorImage(f"{name}.safetensors", {key: value.detach() for key, value in state.items()})]
         groups: list[tuple[int, dict[str, torch.Tensor]]] = []
-        total = 0
-        for kind in (_FROZEN, _BUFFER, _TRAINED):
-            used = GROUP_BYTES
-            for key, value in state.items():
-                if _kind(value) == kind:
-                    size = value.nbytes
-                    total += size
-                    if used + size > GROUP_BYTES:
-                        groups.append((kind, {}))
-                        used = 0
-                    groups[-1][1][key] = value.detach()
-                    used += size
+        total = used = 0
+        for kind, key, value in sorted(((_kind(value), key, value) for key, value in state.items()), key=_KIND):
+            size = value.nbytes
+            if not groups or groups[-1][0] != kind or used + size > GROUP_BYTES:
+                groups.append((kind, {}))
+                used = 0
+            groups[-1][1][key] = value.detach()
+            used += size
+            total += size
         images: list[Any] = []
         weight_map: dict[str, str] = {}
         for index, (kind, tensors) in enumerate(groups, 1):
@@ -250,6 +248,7 @@ class Objects:
 
 
 _FROZEN, _BUFFER, _TRAINED = range(3)
+_KIND = itemgetter(0)
 
 
 def _kind(value: torch.Tensor) -> int:
