@@ -15,6 +15,14 @@ from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
 _NUMBERS = itertools.count()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where runs on object storage keep their journals: not at the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def server():
     """Runs real training jobs; see drill.py."""

@@ -19,6 +19,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.home import home_of
+
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 SETTINGS = {"HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "HOLDFAST_GRACE_PERIOD": "40"}
@@ -151,8 +153,8 @@ class Server:
         """Run a script in ``folder``; it saves to ``folder/run`` unless the environment says otherwise."""
         self._number += 1
         log, out = folder / f"log-{self._number}", folder / f"out-{self._number}.json"
-        where = {"HOLDFAST_DIR": str(folder / "run"), "TEST_JOURNAL": str(folder / "run/.holdfast/journal.jsonl")}
-        environment = {**SETTINGS, **where, **environment}
+        environment = {**SETTINGS, "HOLDFAST_DIR": str(folder / "run"), **environment}
+        environment.setdefault("TEST_JOURNAL", f"{home_of(environment['HOLDFAST_DIR'])}/journal.jsonl")
         pid = self.ask(
             script=str(SCRIPTS / script),
             arguments=[*arguments, "--out", str(out)],

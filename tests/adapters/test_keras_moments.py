@@ -158,7 +158,8 @@ def test_a_crash_loses_at_most_the_step_in_flight(keras: Server, tmp_path: Path,
 
 
 def test_one_callback_is_enough(keras: Server, tmp_path: Path) -> None:
-    case = Case(keras, tmp_path, "keras_callback.py", HOLDFAST_DIR="", HOLDFAST_ENABLED="")
+    told = {"TEST_JOURNAL": str(tmp_path / "kept/.holdfast/journal.jsonl")}
+    case = Case(keras, tmp_path, "keras_callback.py", HOLDFAST_DIR="", HOLDFAST_ENABLED="", **told)
     case.check(["--interrupt", "5"])
     assert (tmp_path / "kept").is_dir()
     assert not (tmp_path / "holdfast-runs").exists()

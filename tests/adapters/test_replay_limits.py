@@ -112,6 +112,8 @@ def test_a_script_with_checkpoints_of_its_own_is_told_to_choose(plain, tmp_path)
     [
         ("by_hand", "this script has trained without a torch.optim.Optimizer that steps"),
         ("secretive", "this loop goes on unprotected, since its state cannot be saved"),
+        ("background", "unprotected, since its batches are fetched by another thread than the one that trains"),
+        ("elsewhere", "unprotected, since its optimizer steps in another thread than the one that fetches its batches"),
     ],
 )
 def test_what_cannot_be_followed_runs_on_and_says_so(plain, tmp_path, kind, message):

@@ -27,8 +27,9 @@ def test_two_ranks_end_with_the_same_parameters_whatever_happens_on_the_way(tmp_
     assert undisturbed.returncode == 0, undisturbed.stderr
     assert len(result(undisturbed.stdout)) == 1
 
-    location, output = tmp_path / "run", tmp_path / "out"
-    launcher = start("run", "-n", "2", TRAINING, location, "0.15", output=output)
+    location, output, delay = tmp_path / "run", tmp_path / "out", tmp_path / "delay"
+    delay.write_text("0.5")
+    launcher = start("run", "-n", "2", TRAINING, location, delay, output=output)
     wait_for(lambda: training(location, 1))
 
     noticed = json_of("preempt", location, "--rank", "1", "--delay", "0.5")["preemptions"][0]
@@ -53,6 +54,7 @@ def test_two_ranks_end_with_the_same_parameters_whatever_happens_on_the_way(tmp_
     launcher.wait()
     wait_for(lambda: not processes_about(str(location)), 30)
 
+    delay.write_text("0")
     assert json_of("resume", location, "--detach")["state"] == "running"
     wait_for(lambda: events(location, "exit"), 60)
     said = output.read_text() + (location / ".holdfast" / "output.log").read_text()

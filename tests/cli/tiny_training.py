@@ -1,12 +1,14 @@
 """A small real training for the tests of the launcher: DDP on the CPU, dropout, shuffled data.
 
-``tiny_training.py DIR [DELAY]``; the last line of rank 0 is ``DONE <steps> <hash of the parameters>``.
+``tiny_training.py DIR [DELAY]``, in seconds a step, or a file that says so and may change meanwhile. The last line of
+rank 0 is ``DONE <steps> <hash of the parameters>``.
 """
 
 import hashlib
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -14,7 +16,7 @@ import holdfast
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-delay = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+delay = sys.argv[2] if len(sys.argv) > 2 else "0"
 distributed = "WORLD_SIZE" in os.environ
 if distributed:
     torch.distributed.init_process_group("gloo")
@@ -40,7 +42,8 @@ with holdfast.Run(sys.argv[1], model=trained, optimizer=optimizer, settings={"ki
             optimizer.step()
             optimizer.zero_grad()
             run.step(loss=loss)
-            time.sleep(delay)
+            if delay != "0":
+                time.sleep(float(Path(delay).read_text() if os.path.exists(delay) else delay))
 
 if rank == 0:
     parameters = b"".join(value.numpy().tobytes() for value in model.state_dict().values())

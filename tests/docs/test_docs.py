@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -111,20 +112,21 @@ def script_of(block: Block) -> str:
     return "\n".join([*lines, "wait", ""])
 
 
-def check(block: Block, session: Session) -> None:
+def check(block: Block, session: Session, others: Sequence[Session] = ()) -> None:
     """Commands succeed unless the next one is `echo $?`; what is shown is printed, whatever its numbers."""
     session.wait()
     output = session.output()
+    log = "\n---\n".join([output, *(other.output() for other in others)])
     ends = {int(number): int(code) for number, code in re.findall(r"<<(\d+) (\d+)>>", output)}
     printed = {normal(line) for line in output.splitlines()}
     commands = commands_of(block)
     for number, command in enumerate(commands):
         following = commands[number + 1] if number + 1 < len(commands) else None
         expected = int(following.shown[0]) if following and following.text == "echo $?" else 0
-        assert ends.get(number) == expected, f"{block.place}: $ {command.text}\n{output}"
+        assert ends.get(number) == expected, f"{block.place}: $ {command.text}\n{log}"
         for line in command.shown:
             shown = normal(line) in printed or line.strip() == "…"
-            assert shown, f"{block.place}: $ {command.text}\ndoes not print: {line}\n{output}"
+            assert shown, f"{block.place}: $ {command.text}\ndoes not print: {line}\n{log}"
 
 
 def wait_for_training(folder: Path, session: Session) -> None:
@@ -149,7 +151,7 @@ def test_the_sessions_of_a_page_end_as_shown(page: Path, folder: Path) -> None:
                 going_on.append((block, session))
                 wait_for_training(folder, session)
             else:
-                check(block, session)
+                check(block, session, [other for _, other in going_on])
         for block, session in going_on:
             check(block, session)
     finally:

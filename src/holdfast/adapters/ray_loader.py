@@ -12,14 +12,10 @@ from typing import Any
 from ray.train.torch.train_loop_utils import _WrappedDataLoader
 
 from holdfast.adapters import replay_passes, rng
-from holdfast.adapters.codec import encode
 from holdfast.adapters.data import Batches, Mark
-from holdfast.errors import StateError
+from holdfast.adapters.replay_loop import fits
 
 log = logging.getLogger("holdfast")
-
-_LARGEST = 256 << 20
-"""Bytes of a batch that a checkpoint holds for each rank. A larger one is fetched again."""
 
 
 def know_rays_loaders() -> None:
@@ -89,7 +85,7 @@ class Prefetching(Batches):
         return {
             **position,
             "delivered": delivered,
-            "ahead": {"delivered": delivered, "inner": inner, "held": held if _fits(held) else None, "over": over},
+            "ahead": {"delivered": delivered, "inner": inner, "held": held if fits(held) else None, "over": over},
         }
 
     def close(self, *, keep_persistent: bool = False) -> None:
@@ -100,16 +96,6 @@ class Prefetching(Batches):
     def adapt(loader: Any, batch: Any) -> Any:
         """A batch of the loader inside, as this one hands it out."""
         return loader._move_to_device(batch)
-
-
-def _fits(batch: Any) -> bool:
-    """Whether a checkpoint can hold it."""
-    tensors: dict[str, Any] = {}
-    try:
-        encode(batch, "batch", tensors)
-    except StateError:
-        return False
-    return bool(sum(tensor.nbytes for tensor in tensors.values()) <= _LARGEST)
 
 
 def _moved(before: dict[str, Any]) -> bool:

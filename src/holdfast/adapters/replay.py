@@ -109,7 +109,8 @@ class Follower(Events):
             self._settle()
         self.loop.over = True
         if self.loop.step:
-            self._look_around()
+            if not self._look_around():
+                return
         else:
             self._tell_what_was_missed()
         self.host.engine.finish(self.loop.step)
@@ -151,6 +152,7 @@ class Follower(Events):
         """In a child process: the loop that is followed is its parent's. One that is not yet, may become its own."""
         if not self._following:
             self._process = os.getpid()
+            self.host = self._replay = self._refusal = None  # the parent's, which has met the other ranks
         elif not self._over:
             self._over = True
             self.loop.seen.thread = 0

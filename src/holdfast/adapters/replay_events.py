@@ -53,6 +53,9 @@ class Events:
         self._failure: StateError | None = None
         self._replay: Replay | None = None
         self._depth = 0
+        """Steps that are under way: an optimizer may wrap another."""
+        self._stepping: torch.optim.Optimizer | None = None
+        """The outermost of them."""
         self._scaling = False
         self._scaled: torch.optim.Optimizer | None = None
         self._several = False
@@ -127,6 +130,9 @@ class Events:
 
     def before_fetch(self, one: Pass) -> None:
         """A real fetch after a step, which is a point, or in an evaluation."""
+        if get_ident() != self._thread:
+            self._give_up("its batches are fetched by another thread than the one that trains")
+            return
         self._depth = 0
         if self._unsettled:
             self._settle()
@@ -198,10 +204,15 @@ class Events:
             self.first_act()
         if not self._acts():
             self._missed += not self._following and not _claims
+            if self._following and self._replay is None and get_ident() != self._thread and not _claims:
+                self._give_up("its optimizer steps in another thread than the one that fetches its batches")
             return
+        if optimizer is self._stepping:
+            self._depth = 0  # its last step ended with an error, which the script has caught
         self._depth += 1
         if self._depth > 1 or self._scaling:
             return
+        self._stepping = optimizer
         if self._replay is not None:
             self._replay.before_step(optimizer)
         else:
@@ -219,6 +230,7 @@ class Events:
         self._depth -= 1
         if self._depth or self._scaling:
             return
+        self._stepping = None
         if self._replay is not None:
             self._replay.after_step()
         self._count(optimizer)
@@ -306,23 +318,29 @@ class Events:
         self._unsettled = self.fetched = False
         self.loop.complete_step()
 
-    def _look_around(self) -> None:
-        """See what the script has made. What cannot be saved is said now, and not at a preemption."""
+    def _look_around(self) -> bool:
+        """See what the script has made; returns whether it can be saved. If not, that is said now, and not at a
+        preemption."""
         if self._early:
             self._early -= 1
             self.loop.watch_buffers()
             self.loop.frames.note_constants(sys._getframe())
         if self._looked == self.registry.version:
-            return
+            return True
         try:
             self.loop.adopt()
         except StateError as error:
-            log.error("this loop goes on unprotected, since its state cannot be saved: %s", error)
-            self.loop.pending = False
-            self.close(end_passes=False)
-            return
+            self._give_up(f"its state cannot be saved: {error}")
+            return False
         self._looked = self.registry.version
         self._several = len(self.registry.alive("optimizer")) > 1
+        return True
+
+    def _give_up(self, why: str) -> None:
+        if not self._over:
+            log.error("this loop goes on unprotected, since %s", why)
+            self.loop.pending = False
+            self.close(end_passes=False)
 
     def _tell_training(self) -> None:
         assert self.host is not None
@@ -338,8 +356,8 @@ class Events:
         if self.loop.step < engine.next_stop and self._epochs_done is None:
             return
         epochs_done, self._epochs_done = self._epochs_done, None
-        if self._replay is None and self.loop.step:
-            self._look_around()
+        if self._over or (self._replay is None and self.loop.step and not self._look_around()):
+            return
         try:
             engine.at_boundary(self.loop.step, epoch=epochs_done)
         except Preempted as leaving:

@@ -6,7 +6,7 @@ loop can reach, under their names, and on resume it is put into those that are t
 them, an iterator say, sees it too.
 
 Only a save looks at frames; a step costs nothing. Small things come first, up to a limit, since what is large (the
-logits of the last step) is hardly ever read again; what was left out becomes NaN on resume, never a wrong number.
+logits of the last step) is hardly ever read again; what was left out becomes NaN on resume where it can, or is named.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def _restore(value: Any, state: Any) -> bool:
     if state is None:
         if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
             value.detach().fill_(float("nan"))
-        return True
+            return True
+        return False
     if isinstance(value, torch.Tensor):
         return _restore_tensor(value, state)
     if isinstance(value, torch.Generator):

@@ -249,7 +249,7 @@ class Followed(Loop):
                 "seen": self.seen.content(),
                 "variables": self._variables_now(),
                 "fetches": self.fetches,
-                "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and _fits(held)},
+                "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and fits(held)},
                 "generators": generators,
                 "start": self.start,
                 "birth": self.birth,
@@ -390,7 +390,7 @@ class Followed(Loop):
         super().remove_traces()
 
 
-def _fits(batch: Any) -> bool:
+def fits(batch: Any) -> bool:
     """Whether a checkpoint can hold it."""
     tensors: dict[str, torch.Tensor] = {}
     try:

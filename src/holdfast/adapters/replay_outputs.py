@@ -13,16 +13,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from holdfast.adapters.state import unwrap
-
-log = logging.getLogger("holdfast")
 
 _MOST_ANSWERS = 512
 _SMALL = 1 << 20
@@ -37,8 +34,6 @@ class Outputs:
         self._zeros: dict[tuple[Any, Any], torch.Tensor] = {}
         self._undo: list[tuple[Any, str, Any]] = []
         self._stripped: list[tuple[Any, Any]] = []
-        self.muted = 0
-        """Files of weights that were not written again."""
 
     # ------------------------------------------------------------------ in and out
 
@@ -125,7 +120,7 @@ class Outputs:
     # ------------------------------------------------------------------ the rest
 
     def _save(self, *_: Any, **__: Any) -> None:
-        self.muted += 1
+        """Nothing is written."""
 
 
 def _grad(real: Any, outputs: Any, inputs: Any, *args: Any, allow_unused: Any = None, **options: Any) -> Any:
@@ -226,7 +221,3 @@ def _shape(value: Any) -> Any:
 def clone_batch(batch: Any) -> Any:
     """A batch of its own, for a script that keeps it."""
     return _mapped(batch, lambda tensor: tensor.clone())
-
-
-def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    return [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]

@@ -70,6 +70,12 @@ class Replay:
                 "decide on its data, it is not the same. Seed them",
                 " and ".join({"python": "random", "numpy": "numpy.random"}[kind] for kind in different),
             )
+        if lost := self.saved["seen"]["lost"]:
+            log.warning(
+                "not all that the script read out of tensors is known (%s): what it does with the rest may come out "
+                "otherwise than the first time. holdfast.track makes the outcome known",
+                lost,
+            )
         loop.birth = saved
         loop.fetches = self.saved["fetches"]
         self._ahead = loop.ahead()

@@ -12,6 +12,7 @@ that a survivor finds those of a rank that was killed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import struct
@@ -26,6 +27,9 @@ from typing import Any
 import torch
 
 from holdfast.adapters.replay_trace import astray
+from holdfast.errors import StateError
+
+log = logging.getLogger("holdfast")
 
 LIMIT = 64 << 20
 """Bytes of arrays and lists that are kept. What comes after is unknown to a replay."""
@@ -132,8 +136,17 @@ class Seen:
     def _keep_object(self, value: Any, reader: FrameType, how: str) -> None:
         place = _place_of(reader)
         size = _size_of(value)
+        if self.lost is not None:
+            return  # also what would fit: a replay gives the reads of a place in their order
         if self._size + size > LIMIT:
-            self.lost = self.lost or f"{how} in {place[1]} of {place[0]}"
+            self.lost = f"{how} in {place[1]} of {place[0]}"
+            log.warning(
+                "the script has read more than %d MiB of arrays and lists out of tensors (the last one is %s). What it "
+                "reads of them from here on is not kept, and a resume does not know it: hand what follows from it, "
+                "such as a score, to holdfast.track",
+                LIMIT >> 20,
+                self.lost,
+            )
             return
         self._size += size
         self.objects.append(_copied(value))
@@ -196,30 +209,35 @@ class _Recalled:
         self.saved = saved
         self.strict = True
         """Whether everything must be known."""
-        self._queues: dict[Site, deque[float]] = {}
-        sites: list[Site] = [tuple(site) for site in saved["sites"]]
-        for number, value in zip(saved["numbers"].tolist(), saved["values"].tolist(), strict=True):
-            self._queues.setdefault(sites[number], deque()).append(value)
+        self._kinds = [site[4] for site in saved["sites"]]
+        self._numbers = array("i", saved["numbers"].tolist())
+        self._values = array("d", saved["values"].tolist())
+        self._failure: StateError | None = None
+        # By place and not by site: what is read at one place may be an integer now and a float then.
+        self._queues: dict[tuple[Any, ...], deque[int]] = {}
+        places = [tuple(site[:4]) for site in saved["sites"]]
+        for index, number in enumerate(self._numbers):
+            self._queues.setdefault(places[number], deque()).append(index)
 
     def next(self, reader: FrameType, how: str, real: Callable[[], Any]) -> Any:
         place = _place_of(reader)
-        for kind in "fibho":
-            queue = self._queues.get((*place, how, kind))
-            if queue:
-                value = queue.popleft()
-                if kind == "f":
-                    return value
-                if kind == "h":
-                    return (int(value) << 32) + int(queue.popleft())
-                if kind == "o":
-                    return _copied(self.saved["objects"][int(value)])
-                return int(value) if kind == "i" else bool(value)
+        if queue := self._queues.get((*place, how)):
+            index = queue.popleft()
+            kind, value = self._kinds[self._numbers[index]], self._values[index]
+            if kind == "f":
+                return value
+            if kind == "h":
+                return (int(value) << 32) + int(self._values[queue.popleft()])
+            if kind == "o":
+                return _copied(self.saved["objects"][int(value)])
+            return int(value) if kind == "i" else bool(value)
         if not self.strict or self.saved["lost"] or self.saved.get("partial"):
             return real()
         what = "it reads" if how == "track" else f"it reads {how} of"
-        raise astray(
+        self._failure = astray(
             f"{what} a value at line {reader.f_lineno} of {place[0]}, in {place[1]}, that the run had not read there"
         )
+        raise self._failure
 
     def left(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -227,6 +245,8 @@ class _Recalled:
     def relax(self, count: int) -> None:
         """The first ``count`` reads must be done; those that are left may be."""
         self.strict = False
+        if self._failure is not None:  # the script has caught it
+            raise self._failure
         if self.left() != len(self.saved["numbers"]) - count and not self.saved["lost"]:
             raise astray("it has read less, or more, out of tensors than the run had")
 

@@ -100,6 +100,8 @@ def _take_over_handler() -> None:
         return
     callback: Any = jit.JITCheckpointCallback
     original = callback.set_trainer
+    if hasattr(original, _MARK):
+        return
 
     @functools.wraps(original)
     def set_trainer(self: Any, trainer: Any) -> None:

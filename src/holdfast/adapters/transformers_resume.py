@@ -264,10 +264,10 @@ def _loaded(checkpoint: Checkpoint, rank: int, world: int, token: str, *, model_
     except ValueError as error:
         raise CheckpointCorruptError(f"{checkpoint.name}: {error}") from error
     mine = None
-    own = os.path.join(path, rank_file(rank))
-    if checkpoint.manifest.world_size == world and os.path.isfile(own):
-        with open(own, "rb") as file:
-            mine = read_tree(bytearray(file.read()))
+    own = next((entry for entry in checkpoint.manifest.files if entry.path == rank_file(rank)), None)
+    if checkpoint.manifest.world_size == world and own is not None:
+        # Checked here too: the rank whose share it is in may be a moment later, and torn bytes cannot be parsed.
+        mine = read_tree(bytearray(_read(checkpoint, own)))
     elif run is not None and rank == 0:
         log.warning(
             "%s was saved by %d ranks and is loaded by %d: parameters are exact, random state and data position are "

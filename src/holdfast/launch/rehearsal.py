@@ -56,15 +56,17 @@ def parse_signal(text: str) -> signal.Signals:
 
 
 def wait_for_training(run: RunPlace, timeout_s: float, after: int = 0) -> Attempt:
-    """The attempt that is training now; one with a number above ``after``."""
+    """The attempt that is training now, with a step behind it; one with a number above ``after``."""
     limit = Deadline.after(timeout_s)
     while True:
         attempt = run.attempt()
         if attempt is not None and attempt.number > after and attempt.live():
-            started = {
-                (event.get("run"), event.get("attempt")) for event in run.journal() if event["event"] == "training"
-            }
-            if (attempt.run, attempt.number) in started:
+            began = {
+                (event.get("run"), event.get("attempt")): event.get("step") or 0
+                for event in run.journal()
+                if event["event"] == "training"
+            }.get((attempt.run, attempt.number))
+            if began is not None and min(box_steps(attempt).values(), default=began + 1) > began:
                 return attempt
         elif (attempt is None or not after) and run.live_state() is None and not about_to_start():
             elsewhere = attempt.elsewhere() if attempt is not None else {}

@@ -109,6 +109,33 @@ def sampler():
     return model
 
 
+def mixed():
+    """Values of several kinds that one line reads, and steps that end with an error."""
+    model, x, y = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    right, total, skipped = 0, 0.0, 0
+    for epoch in range(3):
+        for step, (a, b) in enumerate(DataLoader(TensorDataset(x, y), 6, shuffle=True)):
+
+            def closure(a=a, b=b, step=step):
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(a), b)
+                if step == 4:
+                    raise ValueError("not this one")
+                loss.backward()
+                return loss
+
+            try:
+                loss = optimizer.step(closure)
+            except ValueError:
+                skipped += 1
+                continue
+            values = [value.item() for value in (loss, (model(a) > b).sum(), loss > 1)]
+            total, right = total + values[0], right + values[1]
+            print(f"step {epoch * 10 + step} total {total:.8f} right {right} {values[2]} skipped {skipped}")
+    return model
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         generator = torch.Generator().manual_seed(4)

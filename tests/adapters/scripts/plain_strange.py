@@ -1,7 +1,9 @@
 """Scripts that cannot be followed, or not from their own checkpoint on."""
 
 import os
+import queue
 import sys
+import threading
 
 import torch
 import torch.nn as nn
@@ -41,6 +43,37 @@ def secretive():
         optimizer.zero_grad()
         nn.functional.mse_loss(own(a), b).backward()
         optimizer.step()
+    print(f"end {own.weight.sum().item():.8f}")
+
+
+def background():
+    """Batches that a thread fetches ahead, as some loaders of other packages do."""
+    own = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    ready = queue.Queue(2)
+    batches = iter(loader)
+    threading.Thread(target=lambda: [ready.put(batch) for batch in [*batches, None]]).start()
+    for a, b in iter(ready.get, None):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(own(a), b).backward()
+        optimizer.step()
+    print(f"end {own.weight.sum().item():.8f}")
+
+
+def elsewhere():
+    """A thread trains, with batches that this one fetches."""
+    own = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+
+    def train(a, b):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(own(a), b).backward()
+        optimizer.step()
+
+    for batch in loader:
+        thread = threading.Thread(target=train, args=batch)
+        thread.start()
+        thread.join()
     print(f"end {own.weight.sum().item():.8f}")
 
 
