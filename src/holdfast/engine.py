@@ -194,7 +194,7 @@ class Engine:
             grace_s=grace_s,
             kill_wait_s=kill_wait_s,
             step=self.training.last_boundary(),
-            dead=self.saver.dead_peers() if self.saver is not None else [],
+            dead=self._dead_peers(),
         )
         if not ending:
             self._call_stop()
@@ -260,7 +260,10 @@ class Engine:
             # boundary that did not see the request has already set the step in flight that soonest() reports.
             self.next_stop = 0
             soonest = self.training.soonest()
-        self._carry_out(call, self.agreement.decide(soonest, broken=self._broken))
+        self._carry_out(call, self.agreement.decide(soonest, broken=self._broken, dead=self._dead_peers))
+
+    def _dead_peers(self) -> list[int]:
+        return self.saver.dead_peers() if self.saver is not None else []
 
     def _pause(self, seconds: float) -> None:
         """Training goes on; a crash of this rank ends the wait."""

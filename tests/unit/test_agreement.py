@@ -26,10 +26,10 @@ def boards(request, tmp_path):
     return lambda: TorchBoard(store, "test/")
 
 
-def decide(agreements, steps, silent=(), broken=()):
+def decide(agreements, steps, silent=(), broken=(), dead=()):
     def one(rank):
         agreements[rank].wait_for_call()
-        return agreements[rank].decide(steps[rank], broken=rank in broken)
+        return agreements[rank].decide(steps[rank], broken=rank in broken, dead=lambda: dead)
 
     with ThreadPoolExecutor(len(agreements)) as pool:
         ranks = [rank for rank in range(len(agreements)) if rank not in silent]
@@ -50,6 +50,20 @@ def test_a_silent_rank_turns_the_decision_into_a_rescue(boards):
     agreements = [Agreement(boards(), rank, 3, 0.3) for rank in range(3)]
     decisions = decide(agreements, [5, 5, 5], silent={1})
     assert all(decision.rescue and decision.silent == (1,) for decision in decisions)
+
+
+def test_nobody_waits_for_ranks_that_are_seen_to_be_dead(boards):
+    agreements = [Agreement(boards(), rank, 3, 60.0) for rank in range(3)]
+    decisions = decide(agreements, [5, 5, 5], silent={1}, dead={1})
+    assert all(decision.rescue and decision.silent == (1,) for decision in decisions)
+    assert max(decision.seconds for decision in decisions) < 30
+
+
+def test_a_silent_rank_elsewhere_is_waited_for_though_another_is_dead(boards):
+    agreements = [Agreement(boards(), rank, 4, 1.0) for rank in range(4)]
+    decisions = decide(agreements, [5, 5, 5, 5], silent={1, 2}, dead={1})
+    assert all(decision.rescue and decision.silent == (1, 2) for decision in decisions)
+    assert max(decision.seconds for decision in decisions) > 0.9
 
 
 def test_a_broken_rank_turns_the_decision_into_a_rescue_at_once(boards):
