@@ -351,7 +351,7 @@ class Followed(Loop):
         events, side = divmod(record.epoch, 2)
         seen = read_mirror(f"{path}.seen", events)
         if seen is None:
-            seen = {**Seen().content(), "lost": "unknown"}
+            seen = {**Seen().content(), "lost": "it died with this rank"}
             self.lost.append(f"what the script of rank {rank} read out of tensors is lost")
         if inside:
             seen["partial"] = True
