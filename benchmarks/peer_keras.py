@@ -7,8 +7,9 @@ steps besides. With holdfast the script has none of these, and one variable is s
 
 A run ends well if the signal makes all processes leave within the grace period, after which they are killed, and the
 same command then goes on and finishes. Steps lost: complete when the last process left, and done again. Exact: the same
-bits at the end as the same training that nobody stopped. Where a moment could be before or after a save of Keras, it is
-after it. On all sides the state of tf-keras' Dropout lies in a variable, without which none could be exact.
+bits at the end as the same training that nobody stopped. Steps after the signal take 0.7 s, so that a training that
+ignores it is not over before it is killed. Where a moment could be before or after a save of Keras, it is after it. On
+all sides the state of tf-keras' Dropout lies in a variable, without which none could be exact.
 """
 
 from __future__ import annotations
