@@ -313,7 +313,7 @@ class Fit:
 
     def doubts(self) -> list[str]:
         """What cannot be exact; said aloud the first time."""
-        found = [*self._flaws, *self.framework.doubts(self)]
+        found = [*self._flaws, *keras_random.doubts(), *self.framework.doubts(self)]
         found += [
             f"{name} is not saved: only numbers, text, arrays and lists or dicts of them are"
             for name in keras_callbacks.unsaved(keras_callbacks.flatten(self.callbacks))

@@ -25,6 +25,8 @@ from holdfast.adapters.keras_images import read_tree, write_tree
 _HEADER = 4096
 _MARKS = struct.Struct("@QQ")
 _WORDS = 625
+_NO_POSITION = 2**32 - 1
+"""Instead of the position of NumPy's generator, where that is of another kind."""
 
 
 class KeptState:
@@ -130,20 +132,23 @@ def _write_random(slot: memoryview) -> None:
     legacy: Any = np.random.get_state(legacy=False)
     numbers = np.frombuffer(slot[: 4 * 2 * _WORDS], dtype=np.uint32)
     numbers[:_WORDS] = words
-    numbers[_WORDS : 2 * _WORDS - 1] = legacy["state"]["key"]
-    numbers[2 * _WORDS - 1] = legacy["state"]["pos"]
-    rest = (gauss or 0.0, float(gauss is not None), float(legacy["gauss"]), float(legacy["has_gauss"]))
+    known = legacy["bit_generator"] == "MT19937"
+    if known:
+        numbers[_WORDS : 2 * _WORDS - 1] = legacy["state"]["key"]
+    numbers[2 * _WORDS - 1] = legacy["state"]["pos"] if known else _NO_POSITION
+    spare = (float(legacy["gauss"]), float(legacy["has_gauss"])) if known else (0.0, 0.0)
+    rest = (gauss or 0.0, float(gauss is not None), *spare)
     struct.pack_into("@dddd", slot, 4 * 2 * _WORDS, *rest)
 
 
 def _read_random(record: memoryview) -> dict[str, Any]:
     numbers = np.frombuffer(record[: 4 * 2 * _WORDS], dtype=np.uint32)
     gauss, has_gauss, spare, has_spare = struct.unpack_from("@dddd", record, 4 * 2 * _WORDS)
-    numpy = {"key": numbers[_WORDS : 2 * _WORDS - 1], "pos": int(numbers[-1]), "has_gauss": int(has_spare)}
-    return {
-        "python": {"version": 3, "words": numbers[:_WORDS], "gauss": gauss if has_gauss else None},
-        "numpy": {**numpy, "gauss": spare},
-    }
+    state: dict[str, Any] = {"python": {"version": 3, "words": numbers[:_WORDS], "gauss": gauss if has_gauss else None}}
+    if numbers[-1] != _NO_POSITION:
+        numpy = {"key": numbers[_WORDS : 2 * _WORDS - 1], "pos": int(numbers[-1]), "has_gauss": int(has_spare)}
+        state["numpy"] = {**numpy, "gauss": spare}
+    return state
 
 
 def _copies(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,6 +30,11 @@ def capture() -> dict[str, Any]:
     for name, generator in _tensorflow_generators().items():
         state[name] = generator.state.numpy()
     return state
+
+
+def doubts() -> list[str]:
+    kind = cast(Any, np.random.get_state(legacy=False))["bit_generator"]
+    return [] if kind == "MT19937" else [f"np.random draws from {kind}, whose state is not saved; MT19937 is"]
 
 
 def restore(state: dict[str, Any]) -> None:
