@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
-
-np = pytest.importorskip("numpy")
 
 from holdfast.adapters import keras_kept, keras_random
 
