@@ -19,6 +19,9 @@ from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_range, f
 from holdfast.staging.threads import for_each
 
 CHUNK = 4 << 20
+"""How much is written at a time."""
+PIECE = 8 << 20
+"""How much a thread copies at a time."""
 
 _Piece = tuple[torch.Tensor, int, torch.Tensor, int, int]
 """What to copy: into which bytes and from where on, from which bytes and from where on, and how many."""
@@ -141,8 +144,8 @@ class Arena:
             if data.is_cuda:
                 target[offset : offset + size].copy_(data, non_blocking=True)
             else:
-                for begin in range(0, size, CHUNK):
-                    yield target, offset + begin, data, begin, min(CHUNK, size - begin)
+                for begin in range(0, size, PIECE):
+                    yield target, offset + begin, data, begin, min(PIECE, size - begin)
             offset += size
 
     def _pin(self, path: str) -> None:

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-MAX_THREADS = 8
-"""More do not make memory faster."""
+MAX_THREADS = 16
+"""More hardly make memory faster."""
 
 Item = TypeVar("Item")
 
