@@ -271,7 +271,8 @@ def show(tallies: dict[tuple[str, bool], Tally], speeds: dict[int, list[float]])
     for world, ratios in speeds.items():
         middle = statistics.median(ratios)
         console.print(
-            f"time of a step with holdfast / without, {world} ranks: {middle:.3f} ± {spread(ratios):.3f} "
+            f"time of a step with holdfast / without, {'1 rank' if world == 1 else f'{world} ranks'}: {middle:.3f} "
+            f"± {spread(ratios):.3f} "
             f"(median and half of the middle half of {len(ratios)} pairs)"
         )
 
