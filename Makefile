@@ -1,7 +1,7 @@
 # make demo    a training that is preempted, killed and paused, and ends with the same bits
 # make test    all tests (PYTEST_ARGS: more options for pytest)
 # make lint    ruff, mypy, import-linter
-# make soak    random interruptions of real jobs for MINUTES
+# make soak    random interruptions of real jobs for MINUTES, then all cases of the tests that make test takes a share of
 # make bench   the numbers, against their targets (BENCH_ARGS, such as --quick)
 # make docs    docs/settings.md from the table of settings
 # make clean   remove what the other targets left, except .venv
@@ -46,6 +46,7 @@ lint: $(READY)
 
 soak: $(READY)
 	$(RUN) tests/soak.py --minutes $(MINUTES)
+	$(RUN) -m pytest --whole -m share $(PYTEST_ARGS)
 
 bench: $(READY)
 	$(RUN) benchmarks/run.py $(BENCH_ARGS)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
 
 _NUMBERS = itertools.count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="all cases of the tests that are marked with share")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take one case in n of a test that is marked with ``share(n)``, the first and every n-th after it."""
+    if config.getoption("--whole") or any("::" in argument for argument in config.args):
+        return
+    seen: Counter[str] = Counter()
+    left_out = []
+    for item in items:
+        if (mark := item.get_closest_marker("share")) is not None:
+            name = item.nodeid.partition("[")[0]
+            if not mark.args[0] or seen[name] % mark.args[0]:
+                left_out.append(item)
+            seen[name] += 1
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,6 +38,7 @@ def keras() -> Iterator[Server]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
+@pytest.mark.share(2)
 def test_three_preemptions_change_no_bit(keras: Server, tmp_path: Path, module: str, kind: str) -> None:
     Case(keras, tmp_path, "keras_train.py", *KINDS[kind], KERAS_KIND=module).check(*THRICE)
 
@@ -49,6 +50,7 @@ def test_compiled_and_eager_training_too(keras: Server, tmp_path: Path, how: str
 
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
 @pytest.mark.parametrize("data", ["dataset", "arrays"])
+@pytest.mark.share(3)
 def test_without_a_seed_every_epoch_sees_every_sample_once(
     keras: Server, tmp_path: Path, module: str, data: str
 ) -> None:

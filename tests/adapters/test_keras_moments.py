@@ -54,6 +54,7 @@ def newest(folder: Path) -> int:
     ],
 )
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
+@pytest.mark.share(3)
 def test_a_notice_at(keras: Server, tmp_path: Path, module: str, moment: str, step: int) -> None:
     case = Case(keras, tmp_path, "keras_train.py", *SHAPE, KERAS_KIND=module)
     first = case.run(*moments(moment))

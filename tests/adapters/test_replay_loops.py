@@ -34,6 +34,7 @@ def plain():
     ("script", "place"),
     [pytest.param(script, place, id=f"{script}-{place}") for script, places in CASES.items() for place in places],
 )
+@pytest.mark.share(2)
 def test_a_script_that_is_stopped_anywhere_ends_with_the_same_bits(plain, tmp_path, script, place):
     check(plain, drill.Spec(str(tmp_path / "run"), script, faults=[{"at": place}]))
 

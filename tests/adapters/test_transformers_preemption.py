@@ -36,6 +36,7 @@ def test_one_process_is_told_in(server, tmp_path, phase):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("phase", ["forward", "optimizer", "after-optimizer", "log", "evaluation", "save"])
+@pytest.mark.share(2)
 def test_two_ranks_agree_when_told_in(server, tmp_path, phase, target):
     rank, also, skew_s = TARGETS[target]
     if phase == "save" and rank == 1:

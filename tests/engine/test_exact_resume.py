@@ -23,6 +23,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("step", [1, 10, 12])
+@pytest.mark.share(3)
 def test_resume_is_exact_with(server, tmp_path, shape, step):
     spec = drill.Spec(str(tmp_path / "run"), faults=[{"rank": 0, "step": step, "phase": "backward"}], **SHAPES[shape])
     outcome = server.run(spec)

@@ -41,6 +41,7 @@ def check(server, spec: drill.Spec, limit_s: float = 40.0) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.share(2)
 def test_sigterm_loses_no_completed_step_and_resume_is_exact(server, tmp_path, phase, target):
     rank, also, skew_s = TARGETS[target]
     spec = drill.Spec(

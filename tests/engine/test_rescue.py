@@ -34,6 +34,7 @@ def test_sigkill_of_a_rank_of_two_loses_at_most_the_step_in_flight(server, tmp_p
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
+@pytest.mark.share(2)
 def test_sigkill_of_a_rank_of_three(server, tmp_path, phase, rank):
     faults = [{"rank": rank, "step": 9, "phase": phase, "action": "KILL"}]
     check(server, drill.Spec(str(tmp_path / "run"), 3, store="agent", faults=faults), rank, 9)
@@ -61,6 +62,7 @@ def test_two_of_three_ranks_are_killed_and_the_last_one_saves(server, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+@pytest.mark.share(3)
 def test_running_statistics_are_those_of_rank_0_at_the_boundary_whoever_is_killed(server, tmp_path, phase, rank):
     faults = [{"rank": rank, "step": 9, "phase": phase, "action": "KILL"}]
     check(server, drill.Spec(str(tmp_path / "run"), batchnorm=True, faults=faults), rank, 9)
