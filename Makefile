@@ -27,9 +27,9 @@ $(READY): pyproject.toml setup.py
 	@test -x $(RUN) || if $(PYTHON) -c 'import torch' 2>/dev/null; \
 	    then $(PYTHON) -m venv --system-site-packages $(VENV); else $(PYTHON) -m venv $(VENV); fi
 	@$(RUN) -m pip --version >/dev/null 2>&1 || $(RUN) -m ensurepip
-	@$(RUN) -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(RUN) -m pip install --quiet '$(TORCH)'; }
+	@$(RUN) -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(RUN) -m pip install --quiet --no-compile '$(TORCH)'; }
 	@echo "installing holdfast and its tools into $(VENV)"
-	@$(RUN) -m pip install --quiet --editable '.[dev]'
+	@$(RUN) -m pip install --quiet --no-compile --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)

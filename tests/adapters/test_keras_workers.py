@@ -67,6 +67,7 @@ def training(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("ranks", "skew_s"), [((0,), 0), ((1,), 0), ((0, 1), 0), ((0, 1), 0.1), ((1, 0), 1.0)], ids=str
 )
+@pytest.mark.share(2)
 def test_signals_from_outside(
     workers: Server, undisturbed: list[Outcome], tmp_path: Path, ranks: tuple[int, ...], skew_s: float
 ) -> None:

@@ -94,6 +94,7 @@ ALONE = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("case", ALONE)
 def test_a_fit_that_is_stopped_goes_on_and_ends_with_the_same_bits(server, tmp_path, case) -> None:
     args, one = ALONE[case]

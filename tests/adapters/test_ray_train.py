@@ -216,6 +216,7 @@ def test_storage_on_s3_and_a_run_without_a_name(cluster: Cluster, expected: Any,
     assert re.search(rf"resuming from {storage}/ray_train_run-[^/]+/holdfast/checkpoint-\d+, step \d+", said)
 
 
+@pytest.mark.share(0)
 def test_the_config_in_code_and_a_wrong_value(cluster: Cluster, expected: Any, tmp_path: Path) -> None:
     cluster.at_least(2)
     options = ("--storage", str(tmp_path / "storage"), "--name", "run", "--gates", "5")
