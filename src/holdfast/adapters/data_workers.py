@@ -38,6 +38,9 @@ from holdfast.errors import StateError
 _ORPHAN_CHECK_S = 5.0
 """How often a worker looks whether its parent is alive, and how long it then leaves to DataLoader's own watchdog."""
 
+_SETTLE_S = 0.01
+"""How long threads of torch may take to leave Python after a collective."""
+
 _CLOSE_GRACE_S = 1.0
 """How long a worker may take to finish its batch once the pass is closed."""
 
@@ -230,6 +233,10 @@ def workers_born_shielded(loader: Any) -> Iterator[None]:
     method = (loader.multiprocessing_context or torch.multiprocessing).get_start_method()
     if method != "fork":
         resource_tracker.ensure_running()
+    elif sys.version_info < (3, 12) and torch.distributed.is_available() and torch.distributed.is_initialized():
+        # A thread from outside of Python that just enters it, as torch's may after a collective, holds the lock of the
+        # list of threads for an instant. A child that is forked then waits for it forever: Python renews it too late.
+        time.sleep(_SETTLE_S)
     if method == "forkserver":
         forkserver.ensure_running()
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
