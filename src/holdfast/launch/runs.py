@@ -186,6 +186,10 @@ def resolve(text: str | None, environ: Mapping[str, str] | None = None) -> RunPl
     raise RunNotFoundError(f"there is no run in {os.getcwd()} nor below {RUNS}/.{_candidates()}")
 
 
+_LAUNCHER_S = 3.0
+"""How long a launcher that was started just before may take to show itself."""
+
+
 def about_to_start() -> bool:
     """Whether a launcher of this user lives whose run has not shown itself yet."""
     for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{FOLDER}*", STARTING)):
@@ -196,13 +200,14 @@ def about_to_start() -> bool:
 
 
 def resolve_soon(text: str | None, limit: Deadline) -> RunPlace:
-    """As :func:`resolve`; waits for a run that a launcher is just starting."""
+    """As :func:`resolve`; waits for a run that a launcher is just starting, and a moment for the launcher."""
+    launcher = Deadline.after(_LAUNCHER_S)
     while True:
         try:
             run = resolve(text)
             if run.live_state() is not None or limit.passed() or not about_to_start():
                 return run
         except RunNotFoundError:
-            if limit.passed() or not about_to_start():
+            if limit.passed() or (launcher.passed() and not about_to_start()):
                 raise
         time.sleep(0.2)
