@@ -68,7 +68,8 @@ def test_resume_is_exact_with(server, tmp_path, shape):
 
 def test_epochs_that_a_callback_ends_before_their_time(server, tmp_path):
     args = {"num_train_epochs": 4, "eval_strategy": "steps", "eval_steps": 3, "logging_strategy": "epoch"}
-    spec = drill.Spec(str(tmp_path / "run"), options=["--short-epochs"], args=args)
+    # Slow enough that each notice is heard before the next one is due.
+    spec = drill.Spec(str(tmp_path / "run"), options=["--short-epochs"], args=args, slow_step_s=0.05)
     for phase, step in (("optimizer", 7), ("evaluation", 9), ("optimizer", 14), ("evaluation", 18)):
         outcome = server.run(spec.plain(faults=[fault(phase, step)]))
         assert outcome.codes == [143], outcome.log
