@@ -101,7 +101,7 @@ except holdfast.MissingExtraError as error:
 
 
 def test_every_error_can_be_caught_as_one_and_as_a_builtin() -> None:
-    for name in PUBLIC - {"HoldfastError", "Preempted", "Run", "listen"}:
+    for name in PUBLIC - {"HoldfastError", "Preempted", "Run", "listen", "track"}:
         error = getattr(holdfast, name)
         assert issubclass(error, holdfast.HoldfastError)
         assert issubclass(error, ValueError | TypeError | OSError | ImportError)
