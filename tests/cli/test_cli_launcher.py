@@ -68,7 +68,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves_with_143_and_the_same_command_
 
 def test_a_preempted_script_is_started_again_any_number_of_times(tmp_path: Path) -> None:
     location = tmp_path / "run"
-    launcher = start("run", "--max-restarts", "0", PRETEND, location, "steps=100", output=tmp_path / "out")
+    launcher = start("run", "--max-restarts", "0", PRETEND, location, "steps=300", output=tmp_path / "out")
     wait_for(lambda: training(location))
     outcome = json_of("preempt", location, "--repeat", "2", "--every", "0.2")
     assert launcher.wait(30) == 0
