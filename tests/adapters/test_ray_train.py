@@ -176,7 +176,8 @@ def test_checkpoints_of_the_script_itself_go_on_as_ever(cluster: Cluster, expect
     assert job.wait() == 1
     job = run(cluster, "ray_own.py", tmp_path)
     assert job.result() == expected("ray_own.py")
-    assert (tmp_path / "starts-0").read_text().split() == ["0", "0", "2"]
+    # With its own of the second epoch, if Ray's controller had taken note of that before the end; else with ours.
+    assert (tmp_path / "starts-0").read_text().split() in (["0", "0", "2"], ["0", "0", "0"])
     storage = tmp_path / "storage/run"  # where Ray's controller removes older ones when it has time
     wait_for(lambda: len(list(storage.glob("checkpoint_[0-9]*"))) == 1, 30.0, "num_to_keep=1")
     assert job.said().count("'epoch': 2") > 0
