@@ -180,7 +180,9 @@ def test_checkpoints_of_the_script_itself_go_on_as_ever(cluster: Cluster, expect
     stop(job, pids[0])  # in its second epoch: one checkpoint of its own is older
     job.open(13)
     pids = job.reach(22, after=pids)
-    wait_for(lambda: newest_of_its_own(tmp_path) == 1, 60.0, "Ray's controller notes the checkpoint of the second epoch")
+    wait_for(
+        lambda: newest_of_its_own(tmp_path) == 1, 60.0, "Ray's controller notes the checkpoint of the second epoch"
+    )
     kill_at_once(*pids)  # in its third: the newest of its own is newer than ours, and nobody is left to save
     assert job.wait() == 1
     job = run(cluster, "ray_own.py", tmp_path)

@@ -89,7 +89,9 @@ def train_func(config):
         with torch.no_grad():
             losses = [torch.nn.functional.mse_loss(model(x), y).item() for x, y in validation]
             wait_at(config, f"evaluation-{epoch}")
-        best = min(best, sum(losses) / len(losses))
+        mean = torch.tensor(sum(losses) / len(losses), dtype=torch.float64)
+        torch.distributed.all_reduce(mean)  # its checkpoint has one best value, for all workers
+        best = min(best, mean.item())
         torch.manual_seed(1000 * (epoch + 1) + rank)
         metrics = {"epoch": epoch, "validation_loss": sum(losses) / len(losses)}
         with tempfile.TemporaryDirectory() as folder:
