@@ -8,23 +8,29 @@ The leader is rank 0. In a rescue, or when rank 0 dies on the way, it is the fir
 the folder: identical steps are committed once. What dead ranks can no longer write is made from what
 they left behind.
 
+A rank whose write fails says so on the job's board: the others leave that location with it, instead of
+waiting there for a commit that cannot come.
+
 With a deadline, the location that is expected to finish in time is tried first, judged by measured
 speed; a location that fails or hangs is left while there is still time for the next.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from holdfast.agree import Board
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
 from holdfast.store.base import Backend, Owner
@@ -132,6 +138,31 @@ def _bounded(action: Callable[[], Manifest], limit: Deadline) -> Manifest:
     return outcome[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """One save's try at one location, until it has to be given up."""
+
+    backend: Backend
+    limit: Deadline
+    is_last: bool
+    """There is no other location to go to."""
+    board: Board | None
+    key: str
+    """On the board: the ranks whose part of the write failed."""
+
+    def tell_failure(self, rank: int, error: Exception) -> None:
+        if self.board is not None:
+            with contextlib.suppress(OSError):  # without the board the others find out when their time is up
+                self.board.append(self.key, json.dumps([rank, str(error)]).encode())
+
+    def failures(self) -> dict[int, str]:
+        """By rank, why."""
+        if self.board is not None:
+            with contextlib.suppress(OSError):
+                return {int(rank): str(why) for rank, why in map(json.loads, self.board.entries(self.key))}
+        return {}
+
+
 @dataclass(slots=True, kw_only=True)
 class Saver:
     """Carries saves out for one rank."""
@@ -148,6 +179,8 @@ class Saver:
     replicated: bool = True
     """Whether each rank holds all that is shared, so that any of them can lead."""
     peers: Mapping[int, Owner] = field(default_factory=dict)
+    board: Board | None = None
+    """On which the ranks tell each other that a write has failed."""
     clock: Clock = SYSTEM_CLOCK
     retire: Callable[[Backend], Sequence[str]] | None = None
     """Removes old checkpoints and names them, where it is not for the newest ``keep`` alone to stay."""
@@ -158,13 +191,18 @@ class Saver:
     created: int = 0
     committed_wall: float | None = None
     _pool: ChunkPool = field(default_factory=ChunkPool)
+    _tries: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
         """This attempt begins at ``checkpoint``: nothing older need be saved, and how fast its place is is known."""
         self.committed, self.committed_at = checkpoint.manifest, checkpoint.backend
-        seconds = checkpoint.manifest.timings.get("write_s", 0.0)
-        if seconds > 0 and checkpoint.manifest.size > 1 << 20:
-            self.speeds[checkpoint.backend.uri] = checkpoint.manifest.size / seconds
+        self._learn_speed(checkpoint.manifest, checkpoint.backend)
+
+    def _learn_speed(self, manifest: Manifest, backend: Backend) -> None:
+        """From what the manifest says, so that all ranks judge a location alike."""
+        seconds = manifest.timings.get("write_s", 0.0)
+        if seconds > 0 and manifest.size > 1 << 20:
+            self.speeds[backend.uri] = manifest.size / seconds
 
     def expected_s(self, backend: Backend, size: int) -> float:
         """Seconds that a save of this size should take there; a guess of 200 MB/s before the first one."""
@@ -173,16 +211,22 @@ class Saver:
     def write(self, save: Save, files: Files, size: int) -> Manifest:
         """Save; returns the manifest, and only once the checkpoint is committed. Raises StoreError if it is not."""
         last: Exception | None = None
-        for backend, limit in self._choices(save, size):
-            if limit.passed() and last is not None:
+        for attempt in self._attempts(save, size):
+            backend = attempt.backend
+            if attempt.limit.passed() and last is not None:
                 break
             try:
-                return _bounded(lambda: self._write_to(backend, save, files, limit), limit)  # noqa: B023
+                return _bounded(lambda: self._write_to(attempt, save, files), attempt.limit)  # noqa: B023
             except CheckpointExistsError:
                 existing = open_checkpoint(backend, save.name)
                 if existing is not None:
                     return self._note_commit(existing.manifest, backend, save, 0)
-            except (OSError, TimeoutError) as error:
+            except Exception as error:
+                if not isinstance(error, StoreUnavailableError):
+                    self._clear(backend, save)
+                attempt.tell_failure(self.rank, error)
+                if not isinstance(error, (OSError, TimeoutError)):
+                    raise
                 last = error
                 self.journal.record(
                     "save_failed", step=save.step, reason=save.reason, location=backend.uri, error=str(error)
@@ -220,19 +264,39 @@ class Saver:
             choices.append((backend, end.earlier(min(after, end.remaining_s() / 2)) if after else end))
         return choices
 
-    def _write_to(self, backend: Backend, save: Save, files: Files, limit: Deadline) -> Manifest:
+    def _attempts(self, save: Save, size: int) -> list[_Try]:
+        choices = self._choices(save, size)
+        board = self.board if self.world > 1 else None
+        self._tries[save.step, save.reason] += 1
+        key = f"failed/{save.step}/{save.reason}/{self._tries[save.step, save.reason]}"
+        return [
+            _Try(backend, limit, index == len(choices), board, f"{key}/{self.backends.index(backend)}")
+            for index, (backend, limit) in enumerate(choices, 1)
+        ]
+
+    def _clear(self, backend: Backend, save: Save) -> None:
+        """Give back the room that a periodic save has taken and cannot use; after a notice there is no time for it."""
+        if save.deadline is None and self.rank == 0:
+            try:
+                if backend.read_manifest(save.name) is None:
+                    backend.discard(save.name)
+            except StoreError as error:
+                log.warning("could not remove what was written of %s: %s", save.name, error)
+
+    def _write_to(self, attempt: _Try, save: Save, files: Files) -> Manifest:
         began = time.monotonic()
+        backend = attempt.backend
         backend.begin(save.name)
         leads = self._claim(backend, save) if save.claimed else self.rank == 0
         if save.claimed and not leads and self._is_near(self._heir(backend, save)):
-            return self._await_commit(backend, save, files, limit)  # the heir takes this rank's part from its black box
+            return self._await_commit(attempt, save, files)  # the heir takes this rank's part from its black box
         images = [*files.own(), *(files.shared() if leads else ())]
-        entries = self._put(backend, save, images, limit)
+        entries = self._put(attempt, save, images)
         if not leads:
             part = {"token": self.token, "files": [entry.as_dict() for entry in entries]}
             backend.put_part(save.name, f"rank-{self.rank:05d}", json.dumps(part).encode())
-            return self._await_commit(backend, save, files, limit)
-        return self._lead(backend, save, files, entries, limit, began)
+            return self._await_commit(attempt, save, files)
+        return self._lead(attempt, save, files, entries, began)
 
     def _claim(self, backend: Backend, save: Save) -> bool:
         """Try to become the one that leads this save."""
@@ -252,10 +316,11 @@ class Saver:
     def _is_near(heir: dict[str, Any] | None) -> bool:
         return heir is None or heir["host"] == socket.gethostname()
 
-    def _put(self, backend: Backend, save: Save, parts: Sequence[Part], limit: Deadline) -> list[FileEntry]:
+    def _put(self, attempt: _Try, save: Save, parts: Sequence[Part]) -> list[FileEntry]:
         """Write the files durably."""
         entries: list[FileEntry] = []
-        writer = FileWriter(limit, self._pool)
+        backend = attempt.backend
+        writer = FileWriter(attempt.limit, self._pool)
         try:
             for image in _in_turn(parts):
                 if isinstance(image, Adopted):
@@ -276,11 +341,10 @@ class Saver:
             raise
         return entries
 
-    def _lead(
-        self, backend: Backend, save: Save, files: Files, entries: list[FileEntry], limit: Deadline, began: float
-    ) -> Manifest:
+    def _lead(self, attempt: _Try, save: Save, files: Files, entries: list[FileEntry], began: float) -> Manifest:
+        backend = attempt.backend
         written = time.monotonic()
-        inexact = self._gather(backend, save, files, entries, limit)
+        inexact = self._gather(attempt, save, files, entries)
         gathered = time.monotonic()
         manifest = Manifest(
             step=save.step,
@@ -301,9 +365,6 @@ class Saver:
             extra=dict(save.extra),
         )
         backend.commit(save.name, manifest.encode())
-        size = sum(entry.size for entry in manifest.files)
-        if size > 1 << 20:
-            self.speeds[backend.uri] = size / max(1e-6, written - began)
         self._note_commit(manifest, backend, save, time.monotonic() - began)
         if save.deadline is None:
             try:
@@ -313,10 +374,9 @@ class Saver:
                 log.warning("could not remove old checkpoints: %s", error)
         return manifest
 
-    def _gather(
-        self, backend: Backend, save: Save, files: Files, entries: list[FileEntry], limit: Deadline
-    ) -> list[str]:
+    def _gather(self, attempt: _Try, save: Save, files: Files, entries: list[FileEntry]) -> list[str]:
         """Add the other ranks' files; returns what could not be had exactly."""
+        backend, limit = attempt.backend, attempt.limit
         missing = set(range(self.world)) - {self.rank}
         pause = 0.005
         while missing:
@@ -326,17 +386,21 @@ class Saver:
                 if rank in missing and content["token"] == self.token:
                     entries += [FileEntry.from_dict(entry) for entry in content["files"]]
                     missing.discard(rank)
+            failed = attempt.failures() if missing else {}
+            for rank, why in failed.items():
+                if rank in missing and (save.deadline is None or not attempt.is_last):
+                    raise StoreError(f"rank {rank} could not write its part of step {save.step}: {why}")
             late = limit.passed(reserve_s=1.0) and save.deadline is not None
             for rank in sorted(missing):
-                if save.claimed or late or self._is_dead(rank):
+                if save.claimed or late or rank in failed or self._is_dead(rank):
                     images = files.of(rank) if self.replicated else None
                     if images is not None:
-                        entries += self._put(backend, save, images, limit)
+                        entries += self._put(attempt, save, images)
                         missing.discard(rank)
             dead = [rank for rank in sorted(missing) if self._is_dead(rank)]
             if dead and save.deadline is None:
                 raise StoreError(f"rank {dead[0]} died before it wrote its part of step {save.step}")
-            if missing and (late or len(dead) == len(missing)):
+            if missing and (late or missing <= {*dead, *failed}):
                 break
             if missing:
                 if limit.passed():
@@ -354,32 +418,38 @@ class Saver:
     def _is_dead(self, rank: int) -> bool:
         return rank in self.peers and self.peers[rank].is_dead()
 
-    def _await_commit(self, backend: Backend, save: Save, files: Files, limit: Deadline) -> Manifest:
-        """Wait for the leader's commit; take over if the leader is seen to be dead."""
+    def _await_commit(self, attempt: _Try, save: Save, files: Files) -> Manifest:
+        """Wait for the leader's commit; take over from rank 0 if it is seen to be dead or to have failed."""
+        backend = attempt.backend
         pause = 0.005
         while True:
-            found = open_checkpoint(backend, save.name)
+            heir = self._heir(backend, save)
+            leader = int(heir["rank"]) if heir else 0
+            error = attempt.failures().get(leader)
+            dead = self._is_dead(leader)
+            found = open_checkpoint(backend, save.name)  # after the look at the leader, who may commit and then leave
             if found is not None:
                 return self._note_commit(found.manifest, backend, save, 0)
-            if self._is_dead(self._leader(backend, save)):
-                if not self.replicated or save.deadline is None:
-                    raise StoreError(f"the rank that led the save of step {save.step} died")
+            if dead or error is not None:
+                why = f"rank {leader}, which led the save of step {save.step}, " + (
+                    f"failed: {error}" if error else "died"
+                )
+                elsewhere = not dead and not attempt.is_last
+                if heir is not None or elsewhere or not self.replicated or save.deadline is None:
+                    raise StoreError(why)
                 began = time.monotonic()
                 if self._claim(backend, save):
-                    log.warning("the rank that led the save of step %d died, rank %d goes on", save.step, self.rank)
-                    entries = self._put(backend, save, [*files.own(), *files.shared()], limit)
-                    return self._lead(backend, save, files, entries, limit, began)
-            if limit.passed():
+                    log.warning("%s; rank %d goes on", why, self.rank)
+                    entries = self._put(attempt, save, [*files.own(), *files.shared()])
+                    return self._lead(attempt, save, files, entries, began)
+            if attempt.limit.passed():
                 raise StoreUnavailableError(f"{save.name} was not committed in time")
             time.sleep(pause)
             pause = min(pause * 1.5, 0.2)
 
-    def _leader(self, backend: Backend, save: Save) -> int:
-        heir = self._heir(backend, save)
-        return int(heir["rank"]) if heir else 0
-
     def _note_commit(self, manifest: Manifest, backend: Backend, save: Save, seconds: float) -> Manifest:
         self.committed, self.committed_at = manifest, backend
+        self._learn_speed(manifest, backend)
         self.committed_wall = self.clock.wall()
         self.created += 1
         if seconds:

@@ -136,29 +136,96 @@ def test_an_object_store_that_answers_503_sends_the_save_to_the_fallback(server,
     assert resumed.digest == uninterrupted(server, spec).digest
 
 
-def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(server, tmp_path):
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a disk of a given size; returns its folder."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "none", disk], check=False).returncode
-    ):
-        pytest.skip("needs the right to mount a small tmpfs: run the tests as root")
-    try:
-        spec = drill.Spec(f"{disk}/run", 1, width=4000, save_every="10 steps", settings={"keep": 2})
-        Path(f"{disk}/run.out").mkdir()
-        outcome = server.run(spec)
-        assert "disk is full" in outcome.log
-        assert [result["steps"] for result in outcome.results.values()] in ([], [72])
-        for checkpoint in whole([open_backend(spec.dir)]):
-            assert checkpoint.step
-        bigger = subprocess.run(["mount", "-o", "remount,size=64m", disk], check=False)
-        assert bigger.returncode == 0
-        resumed = server.run(spec)
-        assert resumed.codes == [0], resumed.log
-        assert resumed.digest == uninterrupted(server, spec).digest
-    finally:
-        subprocess.run(["umount", disk], check=False)
+
+    def mount(options: str) -> Path:
+        if (
+            os.geteuid()
+            or subprocess.run(["mount", "-o", options, "-t", "tmpfs", "none", disk], check=False).returncode
+        ):
+            pytest.skip("needs the right to mount a small tmpfs: run the tests as root")
+        return disk
+
+    yield mount
+    subprocess.run(["umount", disk], check=False)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_full_disk_stops_no_training_and_costs_no_older_checkpoint(server, tmp_path, small_disk, world):
+    disk = small_disk("size=600k")
+    spec = drill.Spec(f"{disk}/run", world, width=4000, save_every="10 steps", settings={"keep": 2})
+    Path(f"{disk}/run.out").mkdir()
+    outcome = server.run(spec)
+    assert "disk is full" in outcome.log
+    assert outcome.seconds < 30
+    assert all(result["steps"] in (0, 72 // world) for result in outcome.results.values())
+    for checkpoint in whole([open_backend(spec.dir)]):
+        assert checkpoint.step
+    small_disk("remount,size=64m")
+    resumed = server.run(spec)
+    assert resumed.codes == [0] * world, resumed.log
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+def test_a_disk_that_was_full_for_a_while_is_used_again(server, tmp_path, small_disk):
+    """What a failed save had written already is given back: it does not keep the disk full for the next."""
+    disk = small_disk("size=3m")
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(2_700_000))
+    spec = drill.Spec(f"{disk}/run", 2, width=4000, save_every="6 steps", step_s=0.1, settings={"keep": 1})
+    job = server.start(spec)
+    job.wait_for("save_failed", rank=1)
+    assert not list(Path(spec.dir).glob("checkpoint-*/*.safetensors"))
+    ballast.unlink()
+    outcome = job.wait()
+    assert outcome.codes == [0, 0], outcome.log
+    assert steps_in(spec.dir) == [36]
+
+
+@pytest.mark.parametrize("action", ["EIO", "EACCES", "RAISE"])
+@pytest.mark.parametrize(("rank", "phase"), [(0, "save"), (1, "save"), (0, "commit")])
+def test_a_periodic_save_that_fails_on_one_rank_keeps_none_waiting(server, tmp_path, rank, phase, action):
+    faults = [{"rank": rank, "step": 10, "phase": phase, "action": action}]
+    spec = drill.Spec(str(tmp_path / "run"), save_every="5 steps", settings={"keep": 20}, faults=faults)
+    outcome = server.run(spec, 60.0)
+    assert outcome.codes == [0, 0], outcome.log
+    assert steps_in(spec.dir) == [36, 35, 30, 25, 20, 15, 5]
+    assert outcome.log.count("save of step 10 failed, training goes on") == 2
+    assert outcome.digest == uninterrupted(server, spec).digest
+
+
+@pytest.mark.parametrize(("rank", "phase"), [(0, "save"), (1, "save"), (0, "commit")])
+def test_a_just_in_time_save_that_fails_on_one_rank_is_carried_out_by_the_other(server, tmp_path, rank, phase):
+    fails = [{"rank": rank, "step": step, "phase": phase, "action": "EIO"} for step in range(9, 37)]
+    term = {"rank": 1, "step": 9, "phase": "forward", "action": "TERM"}
+    spec = drill.Spec(str(tmp_path / "run"), save_every="5 steps", store="agent", faults=[term, *fails])
+    outcome = server.run(spec, 60.0)
+    assert outcome.codes == [143, 143], outcome.log
+    assert outcome.seconds < 10
+    assert assert_whole(spec.dir).step >= 9
+    assert assert_whole(spec.dir).manifest.inexact == ()
+    resumed = server.run(drill.Spec(spec.dir))
+    assert resumed.digest == uninterrupted(server, spec).digest
+
+
+@pytest.mark.parametrize(("rank", "phase"), [(0, "save"), (1, "save"), (0, "commit")])
+def test_where_one_rank_fails_all_go_to_the_fallback(server, tmp_path, rank, phase):
+    fails = [{"rank": rank, "step": step, "phase": phase, "action": "EIO"} for step in (9, 10, 11)]
+    term = {"rank": 0, "step": 9, "phase": "forward", "action": "TERM"}
+    settings = {"fallback": str(tmp_path / "second")}
+    spec = drill.Spec(str(tmp_path / "run"), settings=settings, store="agent", faults=[term, *fails])
+    outcome = server.run(spec, 60.0)
+    assert outcome.codes == [143, 143], outcome.log
+    assert outcome.seconds < 10
+    assert steps_in(spec.dir) == []
+    newest = assert_whole(tmp_path / "second")
+    resumed = server.run(drill.Spec(spec.dir, settings=settings))
+    assert resumed.results[0]["first"] == newest.step
+    assert resumed.digest == uninterrupted(server, spec).digest
 
 
 def test_a_wall_clock_that_jumps_back_changes_nothing(server, tmp_path):

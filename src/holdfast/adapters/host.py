@@ -96,6 +96,7 @@ class Host:
                 journal=session.journal,
                 replicated=replicated,
                 peers=session.peers,
+                board=session.board,
             )
             if self.checkpoint is not None:
                 self.saver.go_on_from(self.checkpoint)

@@ -12,6 +12,7 @@ phase and not a few milliseconds later.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -32,7 +33,8 @@ class Fault:
     """The step in flight, from 1."""
     phase: str
     action: str = "TERM"
-    """A signal's name, ``RAISE`` for an exception, or ``HANG`` to stay there for ever."""
+    """A signal's name, ``RAISE`` for an exception, an errno's name (``EIO``) for that OSError, or ``HANG`` to stay
+    there for ever."""
     also: Sequence[int] = ()
     """Processes that get the same signal,"""
     skew_s: float = 0.0
@@ -66,6 +68,8 @@ class Injector:
     def _carry_out(self, fault: Fault) -> None:
         if fault.action == "RAISE":
             raise InjectedError(f"injected in {fault.phase} of step {fault.step}")
+        if hasattr(errno, fault.action):
+            raise OSError(getattr(errno, fault.action), f"injected in {fault.phase} of step {fault.step}")
         if fault.action == "HANG":
             while True:
                 time.sleep(60)
