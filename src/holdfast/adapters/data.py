@@ -78,11 +78,11 @@ class Batches:
         self._source = _open(loader, position)
         self.delivered = position["delivered"] if position else 0
         self._first: dict[str, Any] | None = position["first"] if position else None
-        self._worker_rng = self._source.worker_rng
-        self._mark: Mark = (self.delivered, self._worker_rng)
+        self.worker_rng = self._source.worker_rng
+        self.last_mark: Mark = (self.delivered, self.worker_rng)
         self._intact = True
-        if self.delivered:
-            self._next = self._source.next  # type: ignore[method-assign]
+        self.fetch: Callable[[], Any] = self._source.next if self.delivered else self._fetch_first
+        """The next batch, for a loop that has no time for :meth:`__next__`; then count it, and :meth:`unwrap` it."""
 
     def __iter__(self) -> Batches:
         return self
@@ -93,34 +93,52 @@ class Batches:
 
     def __next__(self) -> Any:
         try:
-            batch = self._next()
+            batch = self.fetch()
         except StopIteration:
-            self._end()
+            self.end()
             raise
         except Exception:
-            # The loader is past this batch; a caller that goes on gets the one after it.
-            self._intact = False
-            self.delivered += 1
+            self.skip()
             raise
         self.delivered += 1
-        if type(batch) is Stamped:
-            self._worker_rng = replaced(self._worker_rng, batch.worker, batch.state)
-            return batch.batch
-        return batch
+        return self.unwrap(batch) if type(batch) is Stamped else batch
+
+    def _fetch_first(self) -> Any:
+        # A loader without workers draws its order here, from the random state of this moment.
+        self._first = rng.capture()
+        self.fetch = self._source.next
+        return self.fetch()
+
+    def unwrap(self, batch: Stamped) -> Any:
+        """The batch, and with it the random state of the worker that made it."""
+        self.worker_rng = replaced(self.worker_rng, batch.worker, batch.state)
+        return batch.batch
+
+    def skip(self) -> None:
+        """Loading a batch has raised: the loader is past it, and a caller that goes on gets the one after it."""
+        self._intact = False
+        self.delivered += 1
+
+    def end(self) -> None:
+        """There is no batch left."""
+        self.fetch = _nothing
+        if self._intact:
+            self._intact = False
+            self._source.ended(self.worker_rng)
 
     def mark(self) -> Mark:
         """This moment is a step boundary: :meth:`position` describes it until the next call."""
-        self._mark = (self.delivered, self._worker_rng)
-        return self._mark
+        self.last_mark = (self.delivered, self.worker_rng)
+        return self.last_mark
 
     def position(self, mark: Mark | None = None) -> dict[str, Any]:
         """Where a mark, else the last one, or the start, is in this pass. Any thread may ask, at any time."""
-        delivered, worker_rng = mark or self._mark
+        delivered, worker_rng = mark or self.last_mark
         return self._source.position(delivered, worker_rng, self._first if delivered else None)
 
     def pass_start(self) -> dict[str, Any]:
         """What :meth:`position` says of this pass, but for ``delivered``. To be called after the first batch."""
-        delivered, worker_rng = self._mark
+        delivered, worker_rng = self.last_mark
         return self._source.position(delivered, worker_rng, self._first)
 
     def close(self, *, keep_persistent: bool = False) -> None:
@@ -128,24 +146,9 @@ class Batches:
 
         ``keep_persistent``: persistent workers stay for the loader's next pass, as DataLoader itself would keep them.
         """
-        self._next = _nothing  # type: ignore[method-assign]
+        self.fetch = _nothing
         if not (keep_persistent and getattr(self._loader, "persistent_workers", False)):
             self._source.close()
-
-    def _next(self) -> Any:
-        """The first batch. From then on the attribute of this name on the instance is the source's own ``next``.
-
-        A loader without workers draws its order here, from the random state of this moment.
-        """
-        self._first = rng.capture()
-        self._next = self._source.next  # type: ignore[method-assign]
-        return self._next()
-
-    def _end(self) -> None:
-        self._next = _nothing  # type: ignore[method-assign]
-        if self._intact:
-            self._intact = False
-            self._source.ended(self._worker_rng)
 
 
 def _nothing() -> NoReturn:

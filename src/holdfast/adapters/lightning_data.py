@@ -32,7 +32,7 @@ class _Ahead(Batches):
         return super().__next__()
 
     def mark(self) -> Any:
-        return self._mark
+        return self.last_mark
 
 
 class Pass:

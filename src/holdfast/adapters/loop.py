@@ -1,6 +1,6 @@
 """Where a PyTorch loop is, and its state as files, whichever thread asks.
 
-The hot path is :meth:`Loop.boundary`: one record in the black box and one comparison.
+The hot path is ``Run.step``, ``Run.batches`` and :meth:`Loop.boundary`: one record in the black box and one comparison.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Loop:
         self._place = place
         # For the training thread alone, which sets them too: quicker to look at.
         self._epoch, self._passes, active = place
-        self._open = tuple(active.values())
-        self._latest: Batches | type[_NoBatches] = self._open[-1] if self._open else _NoBatches
+        self.opened = tuple(active.values())
+        self._latest: Batches | type[_NoBatches] = self.opened[-1] if active else _NoBatches
 
     # ------------------------------------------------------------------ called by the training thread
 
@@ -87,14 +87,6 @@ class Loop:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-    def complete_step(self) -> None:
-        """The optimizer has stepped, and all that goes with it."""
-        self.step += 1
-        for batches in self._open:
-            batches.mark()
-        self.pending = True
-        self.dirty = False
 
     def boundary(self, epochs_done: int | None = None) -> None:
         """What the loop does after the step is done too. In steady state: one record and one comparison."""

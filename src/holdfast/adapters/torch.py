@@ -30,6 +30,7 @@ from holdfast.adapters import rng
 from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.claim import claim
 from holdfast.adapters.data import Batches
+from holdfast.adapters.data_workers import Stamped
 from holdfast.adapters.host import Host
 from holdfast.adapters.loop import Loop
 from holdfast.adapters.place import torch_place, torch_rank
@@ -132,17 +133,25 @@ class Run:
         if self._complete and not self._in_epochs:
             return
         loop = self._loop
-        fetch = self._open_pass(loader, name).__next__
+        batches = self._open_pass(loader, name)
         self._iterating += 1
         first = True
         try:
             while True:
                 if loop.pending:
                     loop.boundary()
+                fetch = batches.fetch
                 try:
                     batch = fetch()
                 except StopIteration:
+                    batches.end()
                     return
+                except Exception:
+                    batches.skip()
+                    raise
+                batches.delivered += 1
+                if type(batch) is Stamped:
+                    batch = batches.unwrap(batch)
                 if first:
                     first = False
                     self._on_first_batch(name)
@@ -174,16 +183,22 @@ class Run:
         ``loss`` and ``metrics`` (``accuracy``, ``validation_loss``, ``validation_accuracy``, ``learning_rate``) are
         for the progress file; a tensor is read by another thread, so that handing it over does not wait for it.
         """
+        # The hot path: what would be methods of the loop and of its passes is written out here.
         loop = self._loop
+        step = loop.step = loop.step + 1
+        for batches in loop.opened:
+            batches.last_mark = (batches.delivered, batches.worker_rng)
+        loop.pending = True
+        loop.dirty = False
         self._loss = loss
         if metrics:
             self._metrics.update(metrics)
-        loop.complete_step()
         host = self._host
-        if self._report_every and host is not None and loop.step % self._report_every == 0:
-            host.poke()
-        if not self._iterating and host is not None:
-            loop.boundary()
+        if host is not None:
+            if self._report_every and step % self._report_every == 0:
+                host.poke()
+            if not self._iterating:
+                loop.boundary()
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
