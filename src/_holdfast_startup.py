@@ -28,6 +28,7 @@ TRIGGERS = {
     "tf_keras": "keras",
     "ray.train": "ray",
     "torch": "replay",
+    "torch.distributed.launcher.api": "torchrun",
 }
 """Module of a framework, and the adapter that is installed once it is imported; see ``holdfast.adapters.registry``."""
 

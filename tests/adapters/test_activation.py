@@ -19,7 +19,7 @@ import _holdfast_startup as startup
 from holdfast.adapters.registry import ADAPTERS
 
 ROOT = Path(__file__).parents[2]
-HOOKS = {"transformers", "lightning", "keras", "ray", "replay"}
+HOOKS = {"transformers", "lightning", "keras", "ray", "replay", "torchrun"}
 
 FRAMEWORKS = {
     "transformers/__init__.py": "",
@@ -36,6 +36,9 @@ FRAMEWORKS = {
     "ray/__init__.py": "",
     "ray/train/__init__.py": "",
     "torch/__init__.py": "",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/launcher/__init__.py": "",
+    "torch/distributed/launcher/api.py": "",
 }
 
 ADAPTERS_STAND_IN = """
@@ -149,7 +152,7 @@ def test_python_without_site_packages_starts_as_ever(installed: Environment) -> 
 IMPORT_ALL = """
 import importlib
 for name in ("transformers.trainer", "lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer",
-             "keras", "ray.train", "torch"):
+             "keras", "ray.train", "torch", "torch.distributed.launcher.api"):
     importlib.import_module(name)
 result = sorted({name for name, _ in installed})
 """

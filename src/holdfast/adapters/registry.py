@@ -68,6 +68,9 @@ ADAPTERS = (
     ),
     Adapter("ray", {"ray": "2.58"}, (ENABLED, RAY_ENABLED), "training functions of Ray Train", "ray"),
     Adapter("replay", {"torch": "2.6"}, (ENABLED,), "PyTorch loops without a framework", "torch"),
+    Adapter(
+        "torchrun", {"torch": "2.6"}, (ENABLED,), "the exit code of torchrun, and the time it leaves its ranks", "torch"
+    ),
 )
 
 

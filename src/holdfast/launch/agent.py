@@ -12,12 +12,13 @@ imports torch. Three things differ from ``python -m torch.distributed.run``:
 
 from __future__ import annotations
 
-import functools
+import inspect
 import json
 import logging
 import os
 import sys
-from typing import Any
+
+from holdfast.elastic import be_patient
 
 LEASH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "leash.py")
 
@@ -33,12 +34,14 @@ def main(argv: list[str]) -> int:
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher import api
 
     if "LOGLEVEL" not in os.environ:  # the launcher says what happened, in one line
         for name in logging.root.manager.loggerDict:
             if name.startswith(("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher")):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-    _be_patient(wait_s)
+    be_patient(wait_s)
+    api.launch_agent = inspect.unwrap(api.launch_agent)  # the ends of the ranks are told here, not by the adapter
     program, *rest = leashed(os.getpid(), command)
     options = ["--standalone", "--nnodes=1", f"--nproc-per-node={workers}", "--max-restarts=0", "--no-python"]
     try:
@@ -52,19 +55,6 @@ def main(argv: list[str]) -> int:
         return 128 + int(error.sigval)
     _write(report, {})
     return 0
-
-
-def _be_patient(wait_s: float) -> None:
-    """Let no rank be killed before its time."""
-    from torch.distributed.elastic.multiprocessing.api import PContext
-
-    close = PContext.close
-
-    @functools.wraps(close)
-    def patient(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
-        close(self, death_sig, max(timeout, round(wait_s)))
-
-    PContext.close = patient
 
 
 def _write(path: str, exit_codes: dict[int, int]) -> None:
