@@ -4,6 +4,7 @@
 # make soak    random interruptions of real jobs for MINUTES, then all cases of the tests that make test takes a share of
 # make bench   the numbers, against their targets (BENCH_ARGS, such as --quick)
 # make docs    docs/settings.md from the table of settings
+# make manifests   deploy/manifests from the Helm chart (HELM: the program)
 # make clean   remove what the other targets left, except .venv
 
 PYTHON ?= python3
@@ -11,12 +12,14 @@ TORCH ?= torch==2.13.0
 MINUTES ?= 10
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+HELM ?= helm
+MANIFESTS ?= deploy/manifests
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint soak bench docs clean
+.PHONY: demo test lint soak bench docs manifests clean
 .DEFAULT_GOAL := test
 
 # A torch that this machine has already is used, whatever its version: it may be the one that fits its accelerator.
@@ -53,6 +56,13 @@ bench: $(READY)
 
 docs: $(READY)
 	$(RUN) docs/generate.py
+
+RENDER = $(HELM) template holdfast-operator deploy/chart --namespace holdfast-system --kube-version 1.30.0
+
+manifests:
+	@mkdir -p $(MANIFESTS)
+	$(RENDER) --no-hooks --set createNamespace=true > $(MANIFESTS)/operator.yaml
+	$(RENDER) --show-only templates/uninstall.yaml > $(MANIFESTS)/uninstall.yaml
 
 clean:
 	rm -rf build dist demo-out holdfast-runs holdfast-bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.progress.file import (
+    MAX_BYTES,
     UNKNOWN,
     Checkpointing,
     Progress,
@@ -17,6 +18,7 @@ from holdfast.progress.goodput import AttemptRow, Goodput, goodput, timeline
 from holdfast.progress.journal import Journal, read_journal, redact, redact_uri
 
 __all__ = [
+    "MAX_BYTES",
     "UNKNOWN",
     "AttemptRow",
     "Checkpointing",

@@ -1,0 +1,63 @@
+"""``python -m holdfast.operator run | uninstall``, in the operator's container."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from holdfast.errors import MissingExtraError
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.operator", description=__doc__)
+    parser.add_argument("command", choices=["run", "uninstall"])
+    parser.add_argument("--namespace", default=os.environ.get("POD_NAMESPACE", "holdfast-system"))
+    parser.add_argument("--service", default="holdfast-operator", help="through which webhooks are reached")
+    parser.add_argument(
+        "--host", help="the name in the certificate, where webhooks are not reached through the service"
+    )
+    parser.add_argument("--configuration", default="holdfast-operator", help="of the webhooks")
+    parser.add_argument("--port", type=int, default=9443)
+    parser.add_argument("--health-port", type=int, default=8080)
+    parser.add_argument("--certificates", help="folder with tls.crt, tls.key and ca.crt; without it they are made")
+    parser.add_argument("--leave-crd", action="store_true", help="do not add fields to the CRD of TrainJob")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for noisy in ("kopf", "aiohttp.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        from holdfast.operator import app, crd
+        from holdfast.operator.cluster import Cluster
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "kubernetes", "the operator") from None
+
+    async def uninstall() -> None:
+        async with Cluster() as cluster:
+            await crd.take_out(cluster)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        options = app.Options(
+            namespace=arguments.namespace,
+            service=arguments.service,
+            host=arguments.host,
+            configuration=arguments.configuration,
+            port=arguments.port,
+            health_port=arguments.health_port,
+            certificates=arguments.certificates,
+            touch_crd=not arguments.leave_crd,
+        )
+        await app.run(options, stop)
+
+    asyncio.run(run() if arguments.command == "run" else uninstall())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

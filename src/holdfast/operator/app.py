@@ -1,0 +1,172 @@
+"""The operator's process: webhooks, and a controller that acts while it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import kopf
+from kubernetes_asyncio.leaderelection.electionconfig import Config
+from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
+from kubernetes_asyncio.leaderelection.resourcelock.leaselock import LeaseLock
+
+from holdfast.operator import admission, certificates, crd
+from holdfast.operator.cluster import Cluster
+from holdfast.operator.controller import Controller
+from holdfast.operator.names import JOBSET_GROUP, JOBSET_VERSION, JOBSETS, TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS
+
+log = logging.getLogger("holdfast.operator")
+
+CERTIFICATE_LOOK_S = 3600.0
+LEASE = "holdfast-operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the operator was started."""
+
+    namespace: str
+    service: str = "holdfast-operator"
+    configuration: str = "holdfast-operator"
+    """Name of the MutatingWebhookConfiguration."""
+    port: int = 9443
+    health_port: int = 8080
+    certificates: str | None = None
+    """A folder with tls.crt, tls.key and ca.crt; None: they are made here."""
+    secret: str = "holdfast-operator-tls"
+    touch_crd: bool = True
+    host: str | None = None
+    """The name in the certificate where the webhooks are not reached through the service."""
+
+    @property
+    def server_name(self) -> str:
+        return self.host or f"{self.service}.{self.namespace}.svc"
+
+
+def identity() -> str:
+    """Of this replica."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+async def run(options: Options, stop: asyncio.Event | None = None) -> None:
+    """Until it is told to stop."""
+    async with Cluster() as cluster, contextlib.AsyncExitStack() as stack:
+        controller = Controller(cluster, touch_crd=options.touch_crd)
+        folder = options.certificates
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-operator-"))
+            bundle = await certificates.ensure(cluster, options.namespace, options.secret, options.server_name)
+            bundle.write(Path(folder))
+        registry = kopf.OperatorRegistry()
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.admission.server = kopf.WebhookServer(
+            port=options.port, certfile=f"{folder}/tls.crt", pkeyfile=f"{folder}/tls.key", cafile=f"{folder}/ca.crt"
+        )
+        kopf.on.login(registry=registry)(_log_in)
+        admission.register(registry)
+        _follow(registry, controller)
+        chores: list[Coroutine[Any, Any, None]] = [
+            controller.watch_pods(),
+            _lead(cluster, controller, options, folder),
+        ]
+        if options.certificates is None:
+            chores.append(_renew(cluster, options, Path(folder)))
+        tasks = [asyncio.create_task(chore) for chore in chores]
+        operator = asyncio.create_task(
+            kopf.operator(
+                registry=registry,
+                settings=settings,
+                identity=cast(Any, identity()),
+                standalone=True,
+                clusterwide=True,
+                stop_flag=stop,
+                liveness_endpoint=f"http://0.0.0.0:{options.health_port}/healthz",
+            )
+        )
+        try:
+            done, _ = await asyncio.wait([operator, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (*tasks, operator):
+                task.cancel()
+            await asyncio.gather(operator, *tasks, return_exceptions=True)
+
+
+def _log_in(**arguments: Any) -> Any:
+    """As the pod's service account; outside a cluster as the user of kubectl."""
+    return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
+
+
+def _follow(registry: kopf.OperatorRegistry, controller: Controller) -> None:
+    for kind, group, version, plural in (
+        ("TrainJob", TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS),
+        ("JobSet", JOBSET_GROUP, JOBSET_VERSION, JOBSETS),
+        ("Job", "batch", "v1", "jobs"),
+    ):
+
+        def saw(event: Any, _kind: str = kind, **_: Any) -> None:
+            controller.saw_job(_kind, event["type"], dict(event["object"]))
+
+        kopf.on.event(group, version, plural, id=f"saw-{plural}", registry=registry)(saw)
+
+
+async def _lead(cluster: Cluster, controller: Controller, options: Options, folder: str) -> None:
+    """Try to become the one that acts, and act while it is."""
+
+    async def act() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(controller.lead())
+            if options.touch_crd:
+                group.create_task(crd.keep(cluster))
+            if options.certificates is None:
+                group.create_task(_trust(cluster, options, Path(folder)))
+
+    async def stopped() -> None:
+        log.warning("the lease is lost")
+
+    while True:
+        lock = LeaseLock(LEASE, options.namespace, identity(), cluster.api)
+        await LeaderElection(
+            Config(
+                lock,
+                lease_duration=15,
+                renew_deadline=10,
+                retry_period=2,
+                onstarted_leading=act,
+                onstopped_leading=stopped,
+            )
+        ).run()
+
+
+async def _trust(cluster: Cluster, options: Options, folder: Path) -> None:
+    while True:
+        try:
+            await certificates.tell_webhooks(cluster, options.configuration, (folder / "ca.crt").read_bytes())
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.warning("cannot tell the API server of the certificate: %s", str(error)[:300])
+        await asyncio.sleep(30.0)
+
+
+async def _renew(cluster: Cluster, options: Options, folder: Path) -> None:
+    while True:
+        await asyncio.sleep(CERTIFICATE_LOOK_S)
+        try:
+            bundle = await certificates.ensure(cluster, options.namespace, options.secret, options.server_name)
+            if bundle.certificate != (folder / "tls.crt").read_bytes():
+                bundle.write(folder)  # the server sees that the files have changed
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.warning("cannot renew the certificate: %s; it is tried again in an hour", str(error)[:300])

@@ -1,0 +1,158 @@
+"""The webhooks' certificate: made by the operator itself, kept in a secret that its replicas share, and renewed.
+
+Where cert-manager is used instead, none of this runs: the chart mounts cert-manager's secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from kubernetes_asyncio import client
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from holdfast.operator.cluster import Cluster
+
+log = logging.getLogger("holdfast.operator")
+
+VALID = dt.timedelta(days=365)
+RENEW_BEFORE = dt.timedelta(days=90)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """PEM texts. ``authority`` holds those of older certificates too: replicas change over at their own time."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+    @property
+    def expires(self) -> dt.datetime:
+        return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
+
+    def serves(self, host: str) -> bool:
+        found = x509.load_pem_x509_certificate(self.certificate).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+        return host in names.get_values_for_type(x509.DNSName)
+
+    def write(self, folder: Path) -> None:
+        """Into files that only this user can read."""
+        for name, data in (("tls.crt", self.certificate), ("tls.key", self.key), ("ca.crt", self.authority)):
+            temporary = folder / f".{name}.tmp"
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+            os.replace(temporary, folder / name)
+
+
+def make(host: str, now: dt.datetime, older: bytes = b"", valid: dt.timedelta = VALID) -> Bundle:
+    """A certificate for ``host``, signed by an authority of its own whose key is thrown away."""
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    key = ec.generate_private_key(ec.SECP256R1())
+    authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "holdfast operator authority")])
+    not_before, not_after = now - dt.timedelta(minutes=5), now + valid
+
+    def signed(name: x509.Name, public: Any, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
+        builder = x509.CertificateBuilder(
+            authority_name, name, public, x509.random_serial_number(), not_before, not_after
+        )
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical)
+        return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
+    authority = signed(
+        authority_name,
+        authority_key.public_key(),
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (identifier, False),
+    )
+    certificate = signed(
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])]),
+        key.public_key(),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.SubjectAlternativeName([x509.DNSName(host)]), False),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Bundle(certificate, private, authority + b"".join(_newest(older, 1)))
+
+
+def _newest(pems: bytes, count: int) -> list[bytes]:
+    end = b"-----END CERTIFICATE-----\n"
+    return [part + end for part in pems.split(end) if part.strip()][:count]
+
+
+async def ensure(cluster: Cluster, namespace: str, name: str, host: str, now: dt.datetime | None = None) -> Bundle:
+    """The certificate in the secret; a new one where there is none, or it ends soon. Replicas may race for it."""
+    now = now or dt.datetime.now(dt.UTC)
+    for _ in range(5):
+        try:
+            secret = await cluster.core.read_namespaced_secret(name, namespace)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            secret = None
+        bundle = _bundle(secret)
+        if bundle is not None and bundle.serves(host) and bundle.expires - now > RENEW_BEFORE:
+            return bundle
+        bundle = make(host, now, bundle.authority if bundle is not None else b"")
+        data = {"tls.crt": bundle.certificate, "tls.key": bundle.key, "ca.crt": bundle.authority}
+        body = client.V1Secret(
+            metadata=client.V1ObjectMeta(
+                name=name, resource_version=secret.metadata.resource_version if secret is not None else None
+            ),
+            type="kubernetes.io/tls",
+            data={key: base64.b64encode(value).decode() for key, value in data.items()},
+        )
+        try:
+            if secret is None:
+                await cluster.core.create_namespaced_secret(namespace, body)
+            else:
+                await cluster.core.replace_namespaced_secret(name, namespace, body)
+            log.info("made a certificate for %s, valid until %s", host, bundle.expires.date())
+        except ApiException as error:
+            if error.status != 409:
+                raise
+    raise RuntimeError(f"secret {namespace}/{name} changes each time it is to be written")
+
+
+def _bundle(secret: Any) -> Bundle | None:
+    data = (secret.data or {}) if secret is not None else {}
+    try:
+        bundle = Bundle(*(base64.b64decode(data[key]) for key in ("tls.crt", "tls.key", "ca.crt")))
+        _ = bundle.expires
+    except (KeyError, ValueError):
+        return None
+    return bundle
+
+
+async def tell_webhooks(cluster: Cluster, configuration: str, authority: bytes) -> None:
+    """Let the API server trust the certificate."""
+    api = client.AdmissionregistrationV1Api(cluster.api)
+    found = await api.read_mutating_webhook_configuration(configuration)
+    text = base64.b64encode(authority).decode()
+    operations = [
+        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": text}
+        for index, webhook in enumerate(found.webhooks or [])
+        if webhook.client_config.ca_bundle != text
+    ]
+    if operations:
+        version = {"op": "test", "path": "/metadata/resourceVersion", "value": found.metadata.resource_version}
+        await api.patch_mutating_webhook_configuration(
+            configuration, [version, *operations], _content_type="application/json-patch+json"
+        )
+        log.info("told the API server of the certificate's authority")

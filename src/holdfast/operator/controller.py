@@ -1,0 +1,402 @@
+"""Follows the jobs that the webhooks have made safe: reads their progress, writes it into their status, tells Events.
+
+Both replicas see all events; only the one that leads acts. Each job has a time at which it is looked at next: at once
+after an event of it or of its pods, else after 15 s, and after longer and longer times up to 60 s while nothing
+changes. A few workers take the jobs whose time has come. Nothing is kept here that is not in the cluster too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from kubernetes_asyncio.client.exceptions import ApiException
+
+from holdfast.errors import ConfigError
+from holdfast.operator import status
+from holdfast.operator.cluster import Cluster, PodReadError
+from holdfast.operator.names import (
+    CONTAINER,
+    INDEX_LABEL,
+    JOB_NAME_LABEL,
+    JOBSET_GROUP,
+    JOBSET_NAME_LABEL,
+    JOBSET_VERSION,
+    MANAGED,
+    PROGRESS,
+    TRAINER_GROUP,
+    TRAINER_VERSION,
+    TRAINJOBS,
+)
+from holdfast.operator.spec import Checkpointing, Volume, from_annotations
+from holdfast.operator.trainjob import asked_by
+from holdfast.progress import ProgressFileError, parse_progress
+
+log = logging.getLogger("holdfast.operator")
+
+SOONEST_S, LATEST_S = 15.0, 60.0
+AFTER_EVENT_S = 0.5
+"""Events come in bursts: a job is looked at once for all of them."""
+WORKERS = 16
+LOST_S = 15.0
+"""A pod that should have been gone for so long, on a node that does not answer, is given up."""
+
+Key = tuple[str, str, str]
+"""Kind, namespace and name of a job."""
+_ENDED = (status.COMPLETE, status.FAILED)
+
+
+@dataclass(slots=True)
+class Job:
+    """A job and its pods, as last seen."""
+
+    key: Key
+    body: dict[str, Any] | None = None
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By UID. Those that are gone stay until the job has been looked at."""
+    gone: set[str] = field(default_factory=set)
+    asked: Checkpointing | None = None
+    pause_s: float = SOONEST_S
+    due: float = 0.0
+    """When it is looked at next; 0: it is not in the queue."""
+    busy: bool = False
+    claims_made: bool = False
+
+
+class Controller:
+    """All jobs of the cluster."""
+
+    def __init__(
+        self, cluster: Cluster, *, touch_crd: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.cluster = cluster
+        self.touch_crd = touch_crd
+        """Whether a TrainJob's status has a field for the progress; else it goes into an annotation."""
+        self.jobs: dict[Key, Job] = {}
+        self.leads = False
+        self.looks = 0
+        self.late_s = 0.0
+        """The longest that a job had to wait beyond its time since this was last set to 0."""
+        self._clock = clock
+        self._queue: list[tuple[float, Key]] = []
+        self._woken = asyncio.Event()
+
+    # ------------------------------------------------------------------ what is seen
+
+    def saw_job(self, kind: str, event: str | None, body: dict[str, Any]) -> None:
+        """A TrainJob, JobSet or Job was made, changed or (``DELETED``) removed."""
+        meta = body["metadata"]
+        key = (kind, meta["namespace"], meta["name"])
+        if event == "DELETED":
+            self.jobs.pop(key, None)
+            return
+        try:
+            asked = asked_by(body) if kind == "TrainJob" else from_annotations(meta.get("annotations") or {})
+        except ConfigError as error:  # from before the webhook was there
+            log.warning("%s %s/%s: %s", *key, error)
+            return
+        owners = [owner.get("kind") for owner in meta.get("ownerReferences") or []]
+        if asked is None or (kind != "TrainJob" and ("TrainJob" in owners or "JobSet" in owners)):
+            if key in self.jobs:  # it does not ask any more
+                self.jobs[key].body = self.jobs[key].asked = None
+            return
+        job = self.jobs.setdefault(key, Job(key))
+        changed = job.body is None or _told(job.body) != _told(body)
+        job.body, job.asked = body, asked
+        if changed:
+            self._look_soon(job)
+
+    def saw_pod(self, event: str, pod: dict[str, Any]) -> None:
+        key = job_of(pod)
+        if key is None:
+            return
+        job = self.jobs.setdefault(key, Job(key))
+        uid = pod["metadata"]["uid"]
+        before = job.pods.get(uid)
+        job.pods[uid] = pod
+        if event == "DELETED" and (job.body is None or not self.leads):
+            # Nobody is going to look at how it ended.
+            del job.pods[uid]
+            job.gone.discard(uid)
+            if job.body is None and not job.pods:
+                del self.jobs[key]
+                return
+        elif event == "DELETED":
+            job.gone.add(uid)
+        if event == "DELETED" or before is None or _pod_told(before) != _pod_told(pod):
+            self._look_soon(job)
+
+    def _look_soon(self, job: Job) -> None:
+        job.pause_s = SOONEST_S
+        self._schedule(job, AFTER_EVENT_S)
+
+    def _schedule(self, job: Job, in_s: float) -> None:
+        due = self._clock() + in_s
+        if job.due and job.due <= due:
+            return
+        job.due = due
+        heapq.heappush(self._queue, (due, job.key))
+        self._woken.set()
+
+    # ------------------------------------------------------------------ what is done
+
+    async def lead(self) -> None:
+        """Follow all jobs until this is cancelled: another replica leads then."""
+        log.info("leading")
+        self.leads = True
+        for job in self.jobs.values():
+            job.due, job.busy = 0.0, False
+            self._schedule(job, 0.0)
+        tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            self.leads = False
+            for task in tasks:
+                task.cancel()
+            log.info("not leading any more")
+
+    async def watch_pods(self) -> None:
+        """Learn of pods, for ever."""
+        while True:
+            try:
+                async for event, pod in self.cluster.pods():
+                    if event == "LISTED":
+                        listed = {one["metadata"]["uid"] for one in pod["items"]}
+                        for job in list(self.jobs.values()):
+                            for uid in set(job.pods) - listed - job.gone:
+                                self.saw_pod("DELETED", job.pods[uid])
+                        for one in pod["items"]:
+                            self.saw_pod("LISTED", one)
+                    else:
+                        self.saw_pod(event, pod)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                log.warning("cannot watch pods (%s: %s); trying again", type(error).__name__, str(error)[:200])
+                await asyncio.sleep(5.0)
+
+    async def _work(self) -> None:
+        while True:
+            job = await self._next()
+            job.busy = True
+            try:
+                await self._look(job)
+            except asyncio.CancelledError:
+                raise
+            except ApiException as error:
+                if error.status != 404:  # it is gone
+                    log.warning("%s %s/%s: the API server answered %s %s", *job.key, error.status, error.reason)
+                job.pause_s = LATEST_S / 2
+            except Exception:
+                log.exception("%s %s/%s: cannot be looked at", *job.key)
+                job.pause_s = LATEST_S
+            finally:
+                job.busy = False
+            if self.jobs.get(job.key) is job and not self._is_over(job):
+                self._schedule(job, job.pause_s)
+
+    async def _next(self) -> Job:
+        while True:
+            self._woken.clear()
+            now = self._clock()
+            while self._queue and self._queue[0][0] <= now:
+                due, key = heapq.heappop(self._queue)
+                job = self.jobs.get(key)
+                if job is None or job.due != due:
+                    continue
+                job.due = 0.0
+                if job.busy:  # looked at by another worker: again when that is done
+                    self._schedule(job, AFTER_EVENT_S)
+                    continue
+                self.late_s = max(self.late_s, now - due)
+                return job
+            wait_s = max(0.01, self._queue[0][0] - now) if self._queue else None
+            try:
+                await asyncio.wait_for(self._woken.wait(), wait_s)
+            except TimeoutError:
+                pass
+
+    @staticmethod
+    def _is_over(job: Job) -> bool:
+        return job.body is not None and not job.pods and _shown(job.body).get("phase") in _ENDED
+
+    async def _look(self, job: Job) -> None:
+        if job.body is None or job.asked is None:
+            return
+        self.looks += 1
+        body, asked = job.body, job.asked
+        if not job.claims_made:
+            await self._make_claims(job, asked)
+            job.claims_made = True
+        before = _shown(body)
+        pods = sorted(job.pods.values(), key=_order)
+        gone = set(job.gone)
+        phase, reason = status.phase_of(body, pods, before.get("phase"))
+        progress, problem, source = await self._read(pods, gone, asked)
+        after, happened = status.combined(before, phase, reason, progress, problem, source, datetime.now(UTC))
+        if after != before:
+            await self._show(body, after, progress)
+        for one in happened:
+            await self.cluster.event(body, one.kind, one.reason, one.message)
+        for uid in gone:
+            job.pods.pop(uid, None)
+            job.gone.discard(uid)
+        await self._give_up_lost(job)
+        moved = after != before
+        job.pause_s = SOONEST_S if moved else min(LATEST_S, job.pause_s * 1.5)
+        # The API server's own answer comes as an event; until then this is what was shown.
+        _remember(body, after)
+
+    async def _read(
+        self, pods: list[dict[str, Any]], gone: set[str], asked: Checkpointing
+    ) -> tuple[dict[str, Any] | None, str | None, dict[str, Any] | None]:
+        """The progress of the first pod that tells it, rank 0 first; else what is wrong with what the first said."""
+        problem: str | None = None
+        for pod in pods:
+            meta = pod["metadata"]
+            if meta["uid"] in gone or not _can_exec(pod):
+                continue
+            try:
+                data = await self.cluster.read_file(meta["namespace"], meta["name"], _container(pod), _file(pod, asked))
+                return parse_progress(data), None, pod
+            except ProgressFileError as error:
+                problem = problem or f"the progress file of pod {meta['name']} is not accepted: {error}"
+            except PodReadError as error:
+                problem = problem or str(error)
+        return None, problem, None
+
+    async def _show(self, body: dict[str, Any], after: dict[str, Any], progress: dict[str, Any] | None) -> None:
+        if body["kind"] == "TrainJob" and self.touch_crd:
+            # A merge patch: what is not there any more has to be named.
+            new: dict[str, Any] = {"trainingProgress": _replacing(_shown(body), after)}
+            if progress is not None:
+                new["trainerStatus"] = status.trainer_status(progress)
+            await self.cluster.patch_status(TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS, body, new)
+        else:
+            await self.cluster.annotate(_collection(body), body, {PROGRESS: json.dumps(after, sort_keys=True)})
+
+    async def _make_claims(self, job: Job, asked: Checkpointing) -> None:
+        assert job.body is not None
+        for volume in asked.volumes:
+            if volume.size and await self.cluster.make_claim(job.key[1], claim(volume, asked.access_mode)):
+                message = f"Made the claim {volume.claim} of {volume.size}; it stays when the job is deleted"
+                await self.cluster.event(job.body, "Normal", "ClaimCreated", message)
+
+    async def _give_up_lost(self, job: Job) -> None:
+        """A pod on a lost node never ends by itself, and its group would wait for it for ever."""
+        for pod in list(job.pods.values()):
+            until = pod["metadata"].get("deletionTimestamp")
+            node = pod.get("spec", {}).get("nodeName")
+            if not until or not node:
+                continue
+            late_s = (datetime.now(UTC) - datetime.fromisoformat(until.replace("Z", "+00:00"))).total_seconds()
+            if late_s < LOST_S:
+                self._schedule(job, max(1.0, LOST_S - late_s))
+            elif not await self.cluster.is_ready(node):
+                log.warning("pod %s is given up: its node %s does not answer", pod["metadata"]["name"], node)
+                await self.cluster.give_up(pod)
+
+
+def claim(volume: Volume, access_mode: str) -> dict[str, Any]:
+    """No owner: a claim outlives the job whose checkpoints it holds."""
+    spec: dict[str, Any] = {"accessModes": [access_mode], "resources": {"requests": {"storage": volume.size}}}
+    if volume.storage_class:
+        spec["storageClassName"] = volume.storage_class
+    return {"metadata": {"name": volume.claim, "labels": {MANAGED: "claim"}}, "spec": spec}
+
+
+def job_of(pod: dict[str, Any]) -> Key | None:
+    """The job that a pod belongs to. A TrainJob's JobSet has its name."""
+    labels = pod["metadata"].get("labels") or {}
+    kind = labels.get(MANAGED)
+    name = labels.get(JOBSET_NAME_LABEL) if kind in ("TrainJob", "JobSet") else labels.get(JOB_NAME_LABEL)
+    return (kind, pod["metadata"]["namespace"], name) if kind in ("TrainJob", "JobSet", "Job") and name else None
+
+
+def _order(pod: dict[str, Any]) -> tuple[int, str]:
+    labels = pod["metadata"].get("labels") or {}
+    index = labels.get(INDEX_LABEL, "")
+    # Of two pods with one index the newer comes first: the other is on its way out.
+    return (int(index) if index.isdigit() else 0, _backwards(pod["metadata"].get("creationTimestamp") or ""))
+
+
+def _backwards(text: str) -> str:
+    return "".join(chr(0x10FFFF - ord(letter)) for letter in text)
+
+
+def _can_exec(pod: dict[str, Any]) -> bool:
+    name = _container(pod)
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return any(one["name"] == name and "running" in (one.get("state") or {}) for one in statuses)
+
+
+def _container(pod: dict[str, Any]) -> str:
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    return CONTAINER if CONTAINER in names else str(names[0])
+
+
+def _file(pod: dict[str, Any], asked: Checkpointing) -> str:
+    for container in pod["spec"]["containers"]:
+        if container["name"] == _container(pod):
+            values = {variable["name"]: variable.get("value") for variable in container.get("env") or []}
+            for name in ("HOLDFAST_PROGRESS_FILE", "TRAINING_PROGRESS_FILE"):  # as the training reads them
+                if values.get(name):
+                    return str(values[name])
+    return asked.progress_file
+
+
+def _shown(body: dict[str, Any]) -> dict[str, Any]:
+    """What the job's status, or annotation, says so far."""
+    inside = (body.get("status") or {}).get("trainingProgress")
+    if inside is not None:
+        return dict(inside)
+    try:
+        loaded = json.loads((body["metadata"].get("annotations") or {}).get(PROGRESS, "{}"))
+    except ValueError:
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _replacing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """A merge patch after which ``after`` is there and nothing else of ``before``."""
+    inner = {key: (before.get(key), value) for key, value in after.items()}
+    merged = {
+        key: _replacing(old, new) if isinstance(old, dict) and isinstance(new, dict) else new
+        for key, (old, new) in inner.items()
+    }
+    return dict.fromkeys(before) | merged
+
+
+def _remember(body: dict[str, Any], after: dict[str, Any]) -> None:
+    if "trainingProgress" in (body.get("status") or {}) or PROGRESS not in (body["metadata"].get("annotations") or {}):
+        body.setdefault("status", {})["trainingProgress"] = after
+    else:
+        body["metadata"]["annotations"][PROGRESS] = json.dumps(after, sort_keys=True)
+
+
+def _told(body: dict[str, Any]) -> Any:
+    """What of a job makes a look worth while: not what the controller itself has written."""
+    theirs = {key: value for key, value in (body.get("status") or {}).items() if key in ("conditions", "restarts")}
+    return body["metadata"].get("generation"), body.get("spec", {}).get("suspend"), theirs
+
+
+def _pod_told(pod: dict[str, Any]) -> Any:
+    state = [tuple(one.get("state") or {}) for one in pod.get("status", {}).get("containerStatuses") or []]
+    return pod.get("status", {}).get("phase"), state, pod["metadata"].get("deletionTimestamp")
+
+
+def _collection(body: dict[str, Any]) -> str:
+    namespace = body["metadata"]["namespace"]
+    return {
+        "TrainJob": f"/apis/{TRAINER_GROUP}/{TRAINER_VERSION}/namespaces/{namespace}/{TRAINJOBS}",
+        "JobSet": f"/apis/{JOBSET_GROUP}/{JOBSET_VERSION}/namespaces/{namespace}/jobsets",
+        "Job": f"/apis/batch/v1/namespaces/{namespace}/jobs",
+    }[body["kind"]]

@@ -1,0 +1,110 @@
+"""What is done to a JobSet and to a plain Job: the failure policy that tells a preemption from a crash.
+
+A preempted pod must restart its whole group and cost nothing; a crash must count. Upstream's defaults charge each
+deleted pod to a limit of six, and replace one pod while its peers go on waiting for the old one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from holdfast.operator import pods
+from holdfast.operator.names import CONTAINER, EXIT_CODE, JOB_NAME_LABEL, JOBSET_NAME_LABEL, MANAGED
+from holdfast.operator.spec import from_annotations
+
+CRASHES = 3
+"""Restarts of the group after crashes, where the JobSet does not say."""
+_RULE = "holdfastPreempted"
+_STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
+
+
+def _tell_apart(spec: dict[str, Any], action: str) -> None:
+    """Give a Job's spec our two rules, before the user's own, and what goes with a pod failure policy."""
+    ours: list[dict[str, Any]] = [
+        {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": action, "onExitCodes": {"operator": "In", "values": [EXIT_CODE]}},
+    ]
+    policy = spec.get("podFailurePolicy") or {}
+    theirs = [rule for rule in policy.get("rules") or [] if rule not in ours]
+    spec["podFailurePolicy"] = {**policy, "rules": [*ours, *theirs]}
+    spec["template"]["spec"]["restartPolicy"] = "Never"
+    # The API server has set its default by now, which it does not accept together with a pod failure policy.
+    if spec.get("podReplacementPolicy") is not None:
+        spec["podReplacementPolicy"] = "Failed"
+
+
+def secured_jobset(jobset: dict[str, Any]) -> dict[str, Any]:
+    """A JobSet that was made from a TrainJob that asks for it, or that asks itself by annotation."""
+    annotations = jobset.get("metadata", {}).get("annotations") or {}
+    from_trainjob = annotations.get(MANAGED) == "TrainJob"
+    asked = from_annotations(annotations)
+    if not from_trainjob and asked is None:
+        return jobset
+    jobset = copy.deepcopy(jobset)
+    spec = jobset["spec"]
+    replicated = [job for job in spec.get("replicatedJobs", []) if not from_trainjob or _trains(job)]
+    for job in replicated:
+        template = job["template"]["spec"]
+        if from_trainjob:
+            pod = template["template"]["spec"]
+            # Here, where those of the runtime are seen: a runtime patch would replace them.
+            pod["tolerations"] = pods.added(pod.get("tolerations"), pods.tolerations(), "key")
+            if asked is not None and asked.secret:
+                _add_secret(pod, asked.secret)
+        elif asked is not None:
+            run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
+            pods.secure(template["template"], asked, run_id)
+        # One pod that leaves ends its Job, and with it the group, which is then started anew.
+        _tell_apart(template, "FailJob")
+        template["backoffLimit"] = 0
+        _label(template["template"], "TrainJob" if from_trainjob else "JobSet")
+    policy = spec["failurePolicy"] = spec.get("failurePolicy") or {}
+    policy.setdefault("maxRestarts", CRASHES)
+    rules = [rule for rule in policy.get("rules") or [] if rule.get("name") != _RULE]
+    ours = {
+        "name": _RULE,
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+        "targetReplicatedJobs": [job["name"] for job in replicated],
+    }
+    policy["rules"] = [ours, *rules]
+    return jobset
+
+
+def secured_job(job: dict[str, Any]) -> dict[str, Any]:
+    """A plain Job that asks for it by annotation. Its pods are replaced one by one: all of them leave together."""
+    annotations = job.get("metadata", {}).get("annotations") or {}
+    asked = from_annotations(annotations)
+    if asked is None or _owner(job) == "JobSet":
+        return job
+    job = copy.deepcopy(job)
+    spec = job["spec"]
+    run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOB_NAME_LABEL}']"}}
+    pods.secure(spec["template"], asked, run_id)
+    _tell_apart(spec, "Ignore")
+    _label(spec["template"], "Job")
+    return job
+
+
+def _label(template: dict[str, Any], kind: str) -> None:
+    template["metadata"] = template.get("metadata") or {}
+    template["metadata"]["labels"] = {**(template["metadata"].get("labels") or {}), MANAGED: kind}
+
+
+def _trains(job: dict[str, Any]) -> bool:
+    labels = (job["template"].get("metadata") or {}).get("labels") or {}
+    return labels.get(_STEP_LABEL) == "trainer" or job["name"] == CONTAINER
+
+
+def _owner(thing: dict[str, Any]) -> str | None:
+    owners = thing.get("metadata", {}).get("ownerReferences") or []
+    return owners[0].get("kind") if owners else None
+
+
+def _add_secret(pod: dict[str, Any], secret: str) -> None:
+    for container in pod["containers"]:
+        if container["name"] == CONTAINER:
+            sources = container.setdefault("envFrom", [])
+            if {"secretRef": {"name": secret}} not in sources:
+                sources.append({"secretRef": {"name": secret}})

@@ -1,0 +1,243 @@
+"""What a job's status says, from what is known of it: pure functions.
+
+Everything that happened is found by comparing what is known now with what the status already says. So a controller
+that was restarted says nothing twice and forgets nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.operator.names import EXIT_CODE, INDEX_LABEL, JOB_NAME_LABEL
+
+PENDING, RUNNING, PREEMPTED, RESTARTING = "Pending", "Running", "Preempted", "Restarting"
+SUSPENDED, COMPLETE, FAILED = "Suspended", "Complete", "Failed"
+STALE_S = 300.0
+
+_PROGRESS_KEYS = (
+    "epoch",
+    "totalEpochs",
+    "step",
+    "totalSteps",
+    "loss",
+    "accuracy",
+    "validationLoss",
+    "validationAccuracy",
+    "learningRate",
+    "percentComplete",
+    "estimatedTimeRemaining",
+    "lastUpdateTime",
+    "resumedFrom",
+    "checkpointing",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """An Event to be told."""
+
+    kind: str
+    reason: str
+    message: str
+
+
+@dataclass(slots=True)
+class Ended:
+    """How the pods of a job ended, as far as it was seen."""
+
+    preempted: bool = False
+    oom: bool = False
+    exit_codes: list[int] = field(default_factory=list)
+
+
+def is_running(pod: dict[str, Any]) -> bool:
+    if pod["metadata"].get("deletionTimestamp"):
+        return False
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return any("running" in (status.get("state") or {}) for status in statuses)
+
+
+def how_ended(pod: dict[str, Any]) -> Ended:
+    """Whether a pod was preempted: told to stop by somebody, or left with the exit code of a save just in time."""
+    ended = Ended()
+    for condition in pod.get("status", {}).get("conditions") or []:
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            ended.preempted = True
+    for status in pod.get("status", {}).get("containerStatuses") or []:
+        for state in (status.get("state") or {}, status.get("lastState") or {}):
+            terminated = state.get("terminated")
+            if terminated:
+                ended.exit_codes.append(int(terminated.get("exitCode", 0)))
+                ended.oom = ended.oom or terminated.get("reason") == "OOMKilled"
+                ended.preempted = ended.preempted or terminated.get("exitCode") == EXIT_CODE
+    if pod["metadata"].get("deletionTimestamp") and not ended.oom:
+        ended.preempted = True
+    return ended
+
+
+def _is_replaced(pod: dict[str, Any], pods: list[dict[str, Any]]) -> bool:
+    """Whether a pod has ended and another was made for its place since: a Job keeps the old one until it is over."""
+    if pod.get("status", {}).get("phase") not in ("Failed", "Succeeded"):
+        return False
+    statuses = pod["status"].get("containerStatuses") or []
+    ends = [((one.get("state") or {}).get("terminated") or {}).get("finishedAt") or "" for one in statuses]
+    ended = max(ends, default="") or pod["metadata"].get("creationTimestamp") or ""
+    others = [one for one in pods if one is not pod and _place(one) == _place(pod)]
+    return any((one["metadata"].get("creationTimestamp") or "") >= ended for one in others)
+
+
+def _place(pod: dict[str, Any]) -> tuple[str | None, str | None]:
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get(JOB_NAME_LABEL), labels.get(INDEX_LABEL)
+
+
+def phase_of(job: dict[str, Any], pods: list[dict[str, Any]], before: str | None) -> tuple[str, str]:
+    """Phase and, where there is one, the reason in words."""
+    conditions = {c["type"]: c for c in job.get("status", {}).get("conditions") or [] if c.get("status") == "True"}
+    for names, phase in ((("Complete", "Completed"), COMPLETE), (("Failed",), FAILED)):
+        for name in names:
+            if name in conditions:
+                found = conditions[name]
+                reason = f"{found.get('reason', '')}: {found.get('message', '')}".strip(": ")
+                return phase, reason if phase == FAILED else ""
+    pods = [pod for pod in pods if not _is_replaced(pod, pods)]
+    ends = [how_ended(pod) for pod in pods]
+    if (job.get("spec") or {}).get("suspend"):
+        return SUSPENDED, ""
+    if any(is_running(pod) for pod in pods):
+        if any(end.preempted for end in ends):
+            return PREEMPTED, "a pod is being stopped"
+        return RUNNING, ""
+    if any(end.oom for end in ends):
+        return RESTARTING, "a container was killed since it used more memory than its limit (OOMKilled)"
+    if any(end.preempted for end in ends):
+        return PREEMPTED, "its pods were stopped"
+    codes = sorted({code for end in ends for code in end.exit_codes if code})
+    if codes:
+        return RESTARTING, f"a container ended with exit code {codes[0]}"
+    if before == RUNNING and any(end.exit_codes for end in ends):
+        return RUNNING, ""  # done, and the job's own controller has not said so yet
+    if before in (RUNNING, PREEMPTED, RESTARTING):
+        return (PREEMPTED if before == RUNNING else before), ""
+    return PENDING, ""
+
+
+def combined(
+    before: dict[str, Any],
+    phase: str,
+    reason: str,
+    progress: dict[str, Any] | None,
+    problem: str | None,
+    pod: dict[str, Any] | None,
+    now: datetime,
+) -> tuple[dict[str, Any], list[Happened]]:
+    """The new ``trainingProgress`` and what happened. ``progress``: just read from ``pod``; ``problem``: why not."""
+    after = {key: value for key, value in before.items() if key not in ("conditions",)}
+    happened: list[Happened] = []
+    if progress is not None:
+        after = {key: value for key, value in after.items() if key not in _PROGRESS_KEYS} | progress
+        uid = pod["metadata"]["uid"] if pod is not None else None
+        resumed = progress.get("resumedFrom")
+        if uid is not None and before.get("podUID") != uid:
+            after["podUID"] = uid
+            if resumed:
+                after["recoveries"] = int(before.get("recoveries", 0)) + 1
+                happened.append(Happened("Normal", "Resumed", f"Resumed from {resumed}"))
+        latest = (progress.get("checkpointing") or {}).get("latestCheckpoint")
+        if latest and latest != (before.get("checkpointing") or {}).get("latestCheckpoint"):
+            happened.append(Happened("Normal", "CheckpointCommitted", f"Checkpoint committed: {latest}"))
+    after.setdefault("recoveries", 0)
+    if phase != before.get("phase"):
+        happened.insert(0, _phase_event(phase, reason, after))
+        after["phase"] = phase
+    if phase == COMPLETE and after.get("totalSteps") and "percentComplete" in after:
+        after.pop("estimatedTimeRemaining", None)
+    after["conditions"] = conditions(before.get("conditions") or [], phase, reason, progress, problem, now)
+    return after, happened
+
+
+def _phase_event(phase: str, reason: str, after: dict[str, Any]) -> Happened:
+    step = after.get("step")
+    at = f" at step {step}" if step is not None else ""
+    why = f": {reason}" if reason else ""
+    return {
+        PENDING: Happened("Normal", "Created", "Waiting for its pods"),
+        RUNNING: Happened("Normal", "Running", f"Training{at}"),
+        PREEMPTED: Happened("Warning", "Preempted", f"Preempted{at}{why}"),
+        RESTARTING: Happened("Warning", "Restarting", f"Restarting{at}{why}"),
+        SUSPENDED: Happened("Normal", "Suspended", f"Suspended{at}"),
+        COMPLETE: Happened("Normal", "Complete", f"Complete{at}"),
+        FAILED: Happened("Warning", "Failed", f"Failed{at}{why}"),
+    }[phase]
+
+
+def conditions(
+    before: list[dict[str, Any]],
+    phase: str,
+    reason: str,
+    progress: dict[str, Any] | None,
+    problem: str | None,
+    now: datetime,
+) -> list[dict[str, Any]]:
+    """``ProgressReadable``: whether the last look at the pods told anything; ``Running``: whether it trains."""
+    known = {condition["type"]: condition for condition in before}
+
+    def condition(name: str, status: str, why: str, message: str) -> dict[str, Any]:
+        old = known.get(name)
+        if old is not None and (old["status"], old["reason"], old["message"]) == (status, why, message):
+            return old
+        changed = old is None or old["status"] != status
+        since = now.strftime("%Y-%m-%dT%H:%M:%SZ") if changed or old is None else old["lastTransitionTime"]
+        return {"type": name, "status": status, "reason": why, "message": message, "lastTransitionTime": since}
+
+    running = condition("Running", str(phase == RUNNING), phase, reason)
+    if problem is not None:
+        readable = condition("ProgressReadable", "False", "NotReadable", problem[:500])
+    elif progress is not None:
+        age_s = _age_s(progress.get("lastUpdateTime"), now)
+        if phase == RUNNING and age_s is not None and age_s > STALE_S:
+            readable = condition(
+                "ProgressReadable",
+                "False",
+                "Stale",
+                f"the progress file was last written at {progress['lastUpdateTime']}",
+            )
+        else:
+            readable = condition("ProgressReadable", "True", "Read", "")
+    else:
+        readable = known.get("ProgressReadable") or condition("ProgressReadable", "Unknown", "NotYet", "")
+    return [running, readable]
+
+
+def _age_s(text: Any, now: datetime) -> float | None:
+    try:
+        return (now - datetime.fromisoformat(str(text).replace("Z", "+00:00"))).total_seconds()
+    except (ValueError, TypeError):
+        return None
+
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def trainer_status(progress: dict[str, Any]) -> dict[str, Any]:
+    """Upstream's own ``status.trainerStatus``."""
+    status: dict[str, Any] = {
+        "lastUpdatedTime": progress.get("lastUpdateTime") or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    }
+    try:
+        status["progressPercentage"] = max(0, min(100, int(float(progress["percentComplete"]))))
+    except (KeyError, ValueError, OverflowError):  # OverflowError: infinite
+        pass
+    remaining = progress.get("estimatedTimeRemaining")
+    if isinstance(remaining, str):
+        parts = re.findall(r"([0-9]+)([dhms])", remaining)
+        if parts:
+            status["estimatedRemainingSeconds"] = min(2**31 - 1, sum(int(n) * _UNITS[unit] for n, unit in parts))
+    names = ("loss", "accuracy", "validationLoss", "validationAccuracy", "learningRate", "step", "epoch")
+    metrics = [{"name": name, "value": str(progress[name])[:64]} for name in names if progress.get(name) is not None]
+    if metrics:
+        status["metrics"] = metrics
+    return status
