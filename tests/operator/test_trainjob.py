@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-
 from jobs import STEPS, claim, expected_digest, trainjob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

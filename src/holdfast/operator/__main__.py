@@ -30,32 +30,28 @@ def main(argv: list[str]) -> int:
     for noisy in ("kopf", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        from holdfast.operator import app, crd
-        from holdfast.operator.cluster import Cluster
+        from holdfast.operator import app
     except ImportError as error:
         raise MissingExtraError(str(error.name), "kubernetes", "the operator") from None
 
-    async def uninstall() -> None:
-        async with Cluster() as cluster:
-            await crd.take_out(cluster)
+    options = app.Options(
+        namespace=arguments.namespace,
+        service=arguments.service,
+        host=arguments.host,
+        configuration=arguments.configuration,
+        port=arguments.port,
+        health_port=arguments.health_port,
+        certificates=arguments.certificates,
+        touch_crd=not arguments.leave_crd,
+    )
 
     async def run() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        options = app.Options(
-            namespace=arguments.namespace,
-            service=arguments.service,
-            host=arguments.host,
-            configuration=arguments.configuration,
-            port=arguments.port,
-            health_port=arguments.health_port,
-            certificates=arguments.certificates,
-            touch_crd=not arguments.leave_crd,
-        )
         await app.run(options, stop)
 
-    asyncio.run(run() if arguments.command == "run" else uninstall())
+    asyncio.run(run() if arguments.command == "run" else app.uninstall(options))
     return 0
 
 

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 import kopf
+from kubernetes_asyncio import client
+from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.leaderelection.electionconfig import Config
 from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
 from kubernetes_asyncio.leaderelection.resourcelock.leaselock import LeaseLock
@@ -120,32 +123,63 @@ def _follow(registry: kopf.OperatorRegistry, controller: Controller) -> None:
         kopf.on.event(group, version, plural, id=f"saw-{plural}", registry=registry)(saw)
 
 
+class _Lock(LeaseLock):
+    """A lease whose API server may be away for a moment: that is a look that failed, and ends nothing."""
+
+    async def get(self, name: str, namespace: str) -> Any:
+        return await self._steady(super().get(name, namespace))
+
+    async def create(self, name: str, namespace: str, election_record: Any) -> Any:
+        return await self._steady(super().create(name, namespace, election_record), refused=False)
+
+    async def update(self, name: str, namespace: str, updated_record: Any) -> Any:
+        return await self._steady(super().update(name, namespace, updated_record), refused=False)
+
+    @staticmethod
+    async def _steady(call: Coroutine[Any, Any, Any], refused: Any = None) -> Any:
+        try:
+            async with asyncio.timeout(5.0):
+                return await call
+        except (aiohttp.ClientError, OSError) as error:
+            log.warning("cannot reach the lease: %s", type(error).__name__)
+            return (False, ApiException(status=503, reason=type(error).__name__)) if refused is None else refused
+
+
 async def _lead(cluster: Cluster, controller: Controller, options: Options, folder: str) -> None:
-    """Try to become the one that acts, and act while it is."""
+    """Try to become the one that acts, and act while it is. Raises what kept it from acting: the process ends then."""
+    failed: list[BaseException] = []
 
     async def act() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(controller.lead())
-            if options.touch_crd:
-                group.create_task(crd.keep(cluster))
-            if options.certificates is None:
-                group.create_task(_trust(cluster, options, Path(folder)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(controller.lead())
+                if options.touch_crd:
+                    group.create_task(crd.keep(cluster))
+                if options.certificates is None:
+                    group.create_task(_trust(cluster, options, Path(folder)))
+        except Exception as error:
+            failed.append(error)
+            election.cancel()
 
     async def stopped() -> None:
         log.warning("the lease is lost")
 
     while True:
-        lock = LeaseLock(LEASE, options.namespace, identity(), cluster.api)
-        await LeaderElection(
-            Config(
-                lock,
-                lease_duration=15,
-                renew_deadline=10,
-                retry_period=2,
-                onstarted_leading=act,
-                onstopped_leading=stopped,
-            )
-        ).run()
+        config = Config(
+            _Lock(LEASE, options.namespace, identity(), cluster.api),
+            lease_duration=15,
+            renew_deadline=10,
+            retry_period=2,
+            onstarted_leading=act,
+            onstopped_leading=stopped,
+        )
+        election = asyncio.create_task(LeaderElection(config).run())
+        try:
+            await election
+        except asyncio.CancelledError:
+            if failed:
+                raise failed[0] from None
+            raise
 
 
 async def _trust(cluster: Cluster, options: Options, folder: Path) -> None:
@@ -157,6 +191,23 @@ async def _trust(cluster: Cluster, options: Options, folder: Path) -> None:
         except Exception as error:
             log.warning("cannot tell the API server of the certificate: %s", str(error)[:300])
         await asyncio.sleep(30.0)
+
+
+async def uninstall(options: Options) -> None:
+    """Take out what the operator has put in beside what its chart has: fields of a CRD, certificate, lease."""
+    async with Cluster() as cluster:
+        if options.touch_crd:
+            await crd.take_out(cluster)
+        leases = client.CoordinationV1Api(cluster.api)
+        for remove, name in (
+            (cluster.core.delete_namespaced_secret, options.secret),
+            (leases.delete_namespaced_lease, LEASE),
+        ):
+            try:
+                await remove(name, options.namespace)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
 
 
 async def _renew(cluster: Cluster, options: Options, folder: Path) -> None:

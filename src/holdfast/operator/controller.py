@@ -360,9 +360,19 @@ def _shown(body: dict[str, Any]) -> dict[str, Any]:
         return dict(inside)
     try:
         loaded = json.loads((body["metadata"].get("annotations") or {}).get(PROGRESS, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return loaded if isinstance(loaded, dict) else {}
+    return loaded if _is_ours(loaded) else {}
+
+
+def _is_ours(shown: Any) -> bool:
+    """Whether what stands in the annotation, which anybody may write, can be something that was shown."""
+    if not isinstance(shown, dict) or not isinstance(shown.get("recoveries", 0), int):
+        return False
+    conditions, keys = shown.get("conditions", []), {"type", "status", "reason", "message", "lastTransitionTime"}
+    if not isinstance(conditions, list) or not isinstance(shown.get("checkpointing", {}), dict):
+        return False
+    return all(isinstance(one, dict) and set(one) >= keys for one in conditions)
 
 
 def _replacing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

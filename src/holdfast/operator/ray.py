@@ -25,8 +25,11 @@ _MARGIN_S = 10
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def asked_by(annotations: dict[str, str]) -> tuple[bool, float | None] | None:
-    """Whether it is on, and the kill wait; None: the annotations say nothing. Raises SpecError for a bad value."""
+def asked_by(annotations: dict[str, str]) -> tuple[bool | None, float | None] | None:
+    """Whether it is on, and the kill wait, each None where it is not said; None: the annotations say nothing.
+
+    Raises SpecError for a bad value.
+    """
     enabled, kill_wait = annotations.get(RAY_ENABLED), annotations.get(RAY_KILL_WAIT)
     seconds: float | None = None
     if kill_wait is not None:
@@ -38,7 +41,7 @@ def asked_by(annotations: dict[str, str]) -> tuple[bool, float | None] | None:
         if not 0 <= seconds < 1e6:
             raise SpecError(f"annotation {RAY_KILL_WAIT}: {kill_wait!r} is not accepted; it must be {accepted}")
     if enabled is None:
-        return None
+        return None if seconds is None else (None, seconds)
     word = enabled.strip().lower()
     if word not in (*_TRUE, *_FALSE):
         raise SpecError(f'annotation {RAY_ENABLED}: {enabled!r} is not accepted; it must be "true" or "false"')
@@ -86,9 +89,9 @@ def templates(thing: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield group["template"]
 
 
-def _secure(template: dict[str, Any], enabled: bool, kill_wait: float | None) -> None:
+def _secure(template: dict[str, Any], enabled: bool | None, kill_wait: float | None) -> None:
     pod = template["spec"]
-    variables = {ENABLED_VARIABLE: "true" if enabled else "false"}
+    variables = {} if enabled is None else {ENABLED_VARIABLE: "true" if enabled else "false"}
     injected: dict[str, Any] = {}
     if kill_wait is not None:
         variables[KILL_WAIT_VARIABLE] = str(kill_wait)
