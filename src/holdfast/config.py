@@ -309,6 +309,14 @@ class Settings:
         meaning="Where rank 0 writes the progress file.",
         shown_default="`training_progress.json` beside the checkpoints",
     )
+    termination_log: str | None = _setting(
+        None,
+        _text,
+        "HOLDFAST_TERMINATION_LOG",
+        meaning="A file that gets the progress too and can be read after the container has ended, such as "
+        "`/dev/termination-log`.",
+        shown_default="none",
+    )
     progress_every: int | None = _setting(
         None,
         _count(1),

@@ -119,7 +119,7 @@ class Host:
         if self.rank == 0:
             self._tell_start(training.last_boundary())
             self._reporter = Reporter(
-                ProgressFile(session.progress_file),
+                ProgressFile(session.progress_file, last_words=settings.termination_log),
                 look,
                 signals,
                 lambda other: session.journal.record("handler_replaced", by=other),

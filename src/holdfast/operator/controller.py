@@ -271,6 +271,12 @@ class Controller:
                 problem = problem or f"the progress file of pod {meta['name']} is not accepted: {error}"
             except PodReadError as error:
                 problem = problem or str(error)
+        if problem is None:
+            for pod in pods:
+                try:
+                    return parse_progress(_last_words(pod)), None, pod
+                except ProgressFileError:
+                    continue
         return None, problem, None
 
     async def _show(self, body: dict[str, Any], after: dict[str, Any], progress: dict[str, Any] | None) -> None:
@@ -336,6 +342,15 @@ def _can_exec(pod: dict[str, Any]) -> bool:
     name = _container(pod)
     statuses = pod.get("status", {}).get("containerStatuses") or []
     return any(one["name"] == name and "running" in (one.get("state") or {}) for one in statuses)
+
+
+def _last_words(pod: dict[str, Any]) -> bytes:
+    """What the training container left when it ended, as the kubelet keeps it."""
+    for one in pod.get("status", {}).get("containerStatuses") or []:
+        if one["name"] == _container(pod):
+            ended = (one.get("state") or {}).get("terminated") or {}
+            return str(ended.get("message") or "").encode()
+    return b""
 
 
 def _container(pod: dict[str, Any]) -> str:

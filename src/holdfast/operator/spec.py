@@ -83,6 +83,7 @@ class Checkpointing:
         given: dict[str, Any] = {
             "HOLDFAST_ENABLED": "1",
             "TRAINING_PROGRESS_FILE": PROGRESS_FILE,
+            "HOLDFAST_TERMINATION_LOG": "/dev/termination-log",
             "CHECKPOINT_ENABLED": "true" if self.enabled else "false",
             "HOLDFAST_GRACE_PERIOD": str(max(1, self.grace_s - LEAVE_S)),
             "PET_SHUTDOWN_TIMEOUT": str(self.grace_s),

@@ -246,8 +246,13 @@ class _Pace:
 class ProgressFile:
     """Writes the progress of one attempt. Rank 0 alone has one."""
 
-    def __init__(self, path: str | os.PathLike[str], clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], clock: Clock = SYSTEM_CLOCK, *, last_words: str | None = None
+    ) -> None:
+        """``last_words``: a file that is there already and gets the progress too, such as a container's termination
+        log, which is read after the container has ended."""
         self.path = Path(path)
+        self._last_words = last_words
         self._clock = clock
         # A commit reports from a writer's thread while training reports from its own.
         self._lock = threading.Lock()
@@ -265,6 +270,10 @@ class ProgressFile:
             data = json.dumps(rendered, allow_nan=False, indent=2).encode() + b"\n"
             try:
                 self._replace(data)
+                if self._last_words is not None:
+                    # In place, since it is mounted into the container by itself; a torn one is found by its reader.
+                    with open(self._last_words, "wb") as file:
+                        file.write(data)
             except OSError as error:
                 self._trouble.failed(self.path, error)
             else:
