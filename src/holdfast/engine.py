@@ -146,6 +146,8 @@ class Engine:
         self._unprepared = False
         self._due: threading.Timer | None = None
         self._writer: threading.Thread | None = None
+        if saver is not None:
+            saver.gone = lambda: self._decision.silent if self._decision is not None else ()
 
     # ------------------------------------------------------------------ start and end
 

@@ -25,7 +25,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -179,6 +179,8 @@ class Saver:
     replicated: bool = True
     """Whether each rank holds all that is shared, so that any of them can lead."""
     peers: Mapping[int, Owner] = field(default_factory=dict)
+    gone: Callable[[], Collection[int]] = tuple
+    """Ranks, also of other machines, that were silent when all were asked: their part will not come."""
     board: Board | None = None
     """On which the ranks tell each other that a write has failed."""
     clock: Clock = SYSTEM_CLOCK
@@ -397,7 +399,8 @@ class Saver:
                     if images is not None:
                         entries += self._put(attempt, save, images)
                         missing.discard(rank)
-            dead = [rank for rank in sorted(missing) if self._is_dead(rank)]
+            gone = self.gone()
+            dead = [rank for rank in sorted(missing) if rank in gone or self._is_dead(rank)]
             if dead and save.deadline is None:
                 raise StoreError(f"rank {dead[0]} died before it wrote its part of step {save.step}")
             if missing and (late or missing <= {*dead, *failed}):

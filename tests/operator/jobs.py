@@ -13,7 +13,6 @@ from typing import Any
 TRAIN = str(Path(__file__).with_name("train.py"))
 CHECKPOINTS = "/workspace/checkpoints"
 EPOCHS = 8
-STEPS = EPOCHS * 50
 
 
 def claim(name: str) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def trainjob(name: str, *, epochs: int = EPOCHS, step_s: float = 0.1, **checkpoi
             "trainer": {
                 "numNodes": 2,
                 "command": ["torchrun", TRAIN, str(epochs), str(step_s), f"{CHECKPOINTS}/digest"],
-                "resourcesPerNode": {"requests": {"cpu": "10m", "memory": "64Mi"}},
+                "resourcesPerNode": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1500Mi"}},
             },
         },
     }

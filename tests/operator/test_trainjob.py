@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import time
 from typing import Any
 
 import pytest
-from jobs import STEPS, claim, expected_digest, trainjob
+from jobs import claim, expected_digest, trainjob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -32,8 +34,6 @@ class Training:
 
     def file(self) -> dict[str, Any]:
         """What the progress file in the pod of rank 0 says."""
-        import json
-
         pod = self.pods()[0]
         path = "/workspace/training_progress.json"
         return json.loads(self.kube.kubectl("exec", pod, "-c", "node", "--", "cat", path))
@@ -53,11 +53,23 @@ class Training:
         return self.kube.until(lambda: self.progress().get("phase") == "Complete" and self.progress(), 60)
 
     def digest(self) -> str:
+        with open(f"{self.folder()}/digest", encoding="ascii") as file:
+            return file.read()
+
+    def folder(self) -> str:
         volume = self.kube.get("pvc", self.name)["spec"]["volumeName"]
         path = self.kube.get("pv", volume)["spec"]
-        folder = path.get("hostPath", path.get("local", {}))["path"]
-        with open(f"{folder}/digest", encoding="ascii") as file:
-            return file.read()
+        return path.get("hostPath", path.get("local", {}))["path"]
+
+    def order(self, what: str) -> None:
+        """Let something happen to rank 1 after its next step."""
+        with open(f"{self.folder()}/order.tmp", "w", encoding="ascii") as file:
+            file.write(what)
+        os.rename(f"{self.folder()}/order.tmp", f"{self.folder()}/order")
+
+    def messages(self) -> list[str]:
+        found = self.kube.get("events", "--field-selector", f"involvedObject.name={self.name}")["items"]
+        return [event["message"] for event in found]
 
     def events(self) -> list[str]:
         found = self.kube.get("events", "--field-selector", f"involvedObject.name={self.name}")["items"]
@@ -83,26 +95,66 @@ def training(operator, request):
         one.remove()
 
 
-def test_a_pod_is_deleted_and_no_completed_step_is_lost(operator, training):
-    job = training("deleted")
-    before = job.until_step(40)
-    operator.until(lambda: job.progress().get("step", 0) >= 1, 60, "progress in the status")
-    shown = job.progress()
-    assert shown["phase"] == "Running"
-    before = job.until_step(before + 1)
-    operator.kubectl("delete", "pod", job.pods()[1], "--wait=false")
-    operator.until(lambda: job.progress().get("recoveries") == 1, 90, "resumed")
-    assert job.step_of_resume() >= before
+def evict(kube, pod: str) -> None:
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
+    path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
+    kube.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def drain(kube, pod: str) -> None:
+    node = kube.get("pod", pod)["spec"]["nodeName"]
+    words = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--disable-eviction", "--timeout=60s")
+    selector = ("--pod-selector", "holdfast.dev/managed")
+    kube.kubectl("drain", node, *words, *selector)
+    kube.kubectl("uncordon", node)
+
+
+def test_pods_are_deleted_evicted_drained_and_no_completed_step_is_lost(operator, training):
+    job = training("interrupted", epochs=24)
+    stops = [
+        lambda pods: operator.kubectl("delete", "pod", pods[1], "--wait=false"),
+        lambda pods: evict(operator, pods[0]),
+        lambda pods: drain(operator, pods[1]),
+    ]
+    step = 0
+    for number, stop in enumerate(stops, 1):
+        before = job.until_step(step + 20)
+        operator.until(lambda seen=before: job.progress().get("step", 0) >= seen, 60, "progress in the status")
+        assert job.progress()["phase"] == "Running"
+        before = job.until_step(before)
+        stop(job.pods())
+        operator.until(lambda seen=number: job.progress().get("recoveries") == seen, 120, f"resumed {number} times")
+        step = job.step_of_resume()
+        assert step >= before
     ended = job.until_complete()
-    assert ended["step"] == STEPS
-    assert ended["recoveries"] == 1
-    assert job.digest() == expected_digest()
+    assert ended["step"] == 24 * 50
+    assert ended["recoveries"] == len(stops)
+    assert job.digest() == expected_digest(24)
     assert {"Running", "Preempted", "Resumed", "CheckpointCommitted", "Complete"} <= set(job.events())
-    jobset = operator.get("jobset", "deleted")["status"]
+    jobset = operator.get("jobset", job.name)["status"]
     assert not jobset.get("restartsCountTowardsMax"), jobset
-    columns = operator.kubectl("get", "trainjob", "deleted").splitlines()
+    columns = operator.kubectl("get", "trainjob", job.name).splitlines()
     assert columns[0].split()[:6] == ["NAME", "STATE", "PHASE", "STEP", "PROGRESS", "ETA"]
-    assert str(STEPS) in columns[1].split()
+    assert str(24 * 50) in columns[1].split()
+
+
+def test_a_container_out_of_memory_is_told_apart_and_goes_on(operator, training):
+    job = training("hungry", epochs=4)
+    before = job.until_step(20)
+    job.order("eat")
+    operator.until(lambda: job.progress().get("recoveries") == 1, 120, "resumed")
+    assert job.step_of_resume() >= before - 1
+    assert any("OOMKilled" in message for message in job.messages()), job.messages()
+    assert job.until_complete()["step"] == 4 * 50
+
+
+def test_a_job_that_crashes_each_time_fails_in_the_end(operator, training):
+    job = training("crashing", epochs=4)
+    job.order("crash")
+    operator.until(lambda: job.progress().get("phase") == "Failed", 240, "failed")
+    restarts = operator.get("jobset", job.name)["status"]["restartsCountTowardsMax"]
+    assert restarts == 3
+    assert "Failed" in job.events()
 
 
 def test_suspend_saves_and_resume_goes_on(operator, training):

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 epochs, step_s, result = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+order = f"{os.path.dirname(result)}/order"  # a test writes here what is to happen to rank 1
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(7)
@@ -36,6 +37,14 @@ for epoch in range(epochs):
         optimizer.step()
         scheduler.step()
         time.sleep(step_s)
+        if rank == 1 and os.path.exists(order):
+            with open(order) as file:
+                what = file.read()
+            if what == "eat":  # more memory than the container may have
+                os.unlink(order)
+                eaten = bytearray(2 << 30)
+                eaten[::4096] = bytes(len(eaten[::4096])).replace(b"\0", b"x")
+            sys.exit(3)
     if rank == 0:
         print(f"epoch {epoch} loss {loss.item():.4f}", flush=True)
 

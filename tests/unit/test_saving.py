@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from holdfast.clock import Deadline
@@ -140,3 +143,17 @@ def test_two_survivors_of_one_step_never_write_into_each_others_commit(tmp_path,
     (found,) = whole([LocalBackend(str(tmp_path))])
     assert verify(found) == []
     assert found.manifest.inexact == ()
+
+
+def test_a_rescue_does_not_wait_for_the_part_of_a_rank_of_another_machine_that_was_silent(tmp_path):
+    backend = LocalBackend(str(tmp_path / "run"))
+    journal = Journal(None, run_id="run", attempt=1, rank=0)
+    saver = Saver(backends=[backend], rank=0, world=2, run="run", attempt=1, token="t", keep=2, journal=journal)
+    silent: list[int] = []
+    saver.gone = lambda: silent
+    threading.Timer(0.3, silent.append, [1]).start()
+    files = Files(own=lambda: [BytesImage("rank-0", b"x")], shared=lambda: [BytesImage("model", b"y")])
+    began = time.monotonic()
+    manifest = saver.write(Save(step=7, reason="rescue", claimed=True, deadline=Deadline.after(20)), files, 2)
+    assert 0.3 <= time.monotonic() - began < 5
+    assert manifest.inexact == ("the random state and data position of rank 1 are lost",)
