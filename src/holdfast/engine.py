@@ -39,6 +39,8 @@ from holdfast.store.manifest import Manifest
 log = logging.getLogger("holdfast")
 
 NEVER = sys.maxsize
+CRASHED = 1
+"""Exit code of a rank that saved and left since another one has failed."""
 
 _REST_WAIT_S = 0.5
 """How long a training thread that rests at the agreed step may take to come by: from there it leaves more cleanly."""
@@ -101,6 +103,8 @@ class _Stop:
     began: float
     deadline: Deadline
     kill_wait_s: float
+    crash: bool = False
+    """It began with a rank that failed, this one or another: whoever restarts the job has to count it."""
 
 
 class Engine:
@@ -201,8 +205,10 @@ class Engine:
         if not ending:
             self._call_stop()
 
-    def _begin_stop(self, source: str, detail: str, at: float, grace_s: float, kill_wait_s: float) -> None:
-        self._stop = _Stop(source, detail, at, Deadline(at + grace_s, self.clock), kill_wait_s)
+    def _begin_stop(
+        self, source: str, detail: str, at: float, grace_s: float, kill_wait_s: float, *, crash: bool = False
+    ) -> None:
+        self._stop = _Stop(source, detail, at, Deadline(at + grace_s, self.clock), kill_wait_s, crash)
         if self.state is State.FINISHING:
             log.warning("%s received while the run commits its end: it has %.0f s for that", detail, grace_s)
         else:
@@ -252,7 +258,8 @@ class Engine:
             with self._changed:
                 if self._stop is None:
                     detail = f"{call.detail} (rank {call.rank})"
-                    self._begin_stop("peer", detail, self.clock.monotonic(), call.grace_s, call.kill_wait_s)
+                    now, crash = self.clock.monotonic(), call.source == "crash"
+                    self._begin_stop("peer", detail, now, call.grace_s, call.kill_wait_s, crash=crash)
             self._pause(call.kill_wait_s)
         with self._changed:
             self._round_open = True
@@ -336,7 +343,11 @@ class Engine:
             self.wait_for_writer(self._stop.deadline.earlier(MARGIN_S))
             return
         self._save_and_leave("rescue" if self._rescuing() else "jit", at_boundary=False)
-        self._leave(self.settings.exit_code)
+        self._leave(self._exit_code())
+
+    def _exit_code(self) -> int:
+        """How this rank leaves: as one that was preempted, unless another rank has failed."""
+        return CRASHED if self._stop is not None and self._stop.crash else self.settings.exit_code
 
     def _rescuing(self) -> bool:
         return self._decision is not None and self._decision.rescue
@@ -353,7 +364,7 @@ class Engine:
         if self.state is not State.LEFT:
             log.error("out of time at the deadline: leaving with what is committed")
             self.journal.record("end", step=self.training.last_boundary(), outcome="failed", error="out of time")
-        self._leave(self.settings.exit_code)
+        self._leave(self._exit_code())
 
     # ------------------------------------------------------------------ called by the training thread
 
@@ -370,7 +381,7 @@ class Engine:
             save_now = self._save_at is not None and step >= self._save_at
         if decision is not None and (decision.rescue or step >= decision.step):
             self._save_and_leave("rescue" if decision.rescue else "jit", at_boundary=True)
-            raise Preempted(self.settings.exit_code, step, self._stop.detail if self._stop else "")
+            raise Preempted(self._exit_code(), step, self._stop.detail if self._stop else "")
         if save_now:
             self._save_at = None
             self._save_periodic(step)
@@ -534,7 +545,7 @@ class Engine:
                 return
             if self._stop is None:
                 deadline = Deadline.after(self.settings.grace_period, self.clock)
-                self._stop = _Stop("crash", cause, self.clock.monotonic(), deadline, 0.0)
+                self._stop = _Stop("crash", cause, self.clock.monotonic(), deadline, 0.0, crash=True)
                 threading.Thread(target=self._guard, name="holdfast-guard", daemon=True).start()
             self._broken = True
             self.next_stop = 0

@@ -271,6 +271,17 @@ def test_nothing_but_damaged_checkpoints_means_from_the_start(server, tmp_path):
     assert resumed.digest == uninterrupted(server, spec).digest
 
 
+def test_what_one_rank_cannot_load_no_rank_has_loaded(server, tmp_path):
+    """Else the ranks would go on from the start with different parameters."""
+    spec = drill.Spec(str(tmp_path / "run"), 2, save_every="20 steps", epochs=2)
+    server.run(spec)
+    for path in Path(spec.dir).glob("checkpoint-*/rank-00001.safetensors"):
+        path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
+    resumed = server.run(drill.Spec(spec.dir, 2))
+    assert resumed.results[0]["first"] == 0, resumed.log
+    assert resumed.digest == uninterrupted(server, drill.Spec("", 2)).digest
+
+
 # ---------------------------------------------------------------------- who may write
 
 

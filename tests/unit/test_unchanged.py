@@ -14,7 +14,7 @@ import torch
 from holdfast.adapters import unchanged
 from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.loop import Loop
-from holdfast.adapters.restore import restore
+from holdfast.adapters.restore import Contents, restore
 from holdfast.adapters.state import Objects
 from holdfast.saving import Save, Saver
 from holdfast.staging.images import flat_bytes
@@ -66,7 +66,7 @@ class Run:
 
     def saved(self) -> dict[str, torch.Tensor]:
         model = Model()
-        restore(next(whole([self.backend])), Objects({"model": model}, 0, incremental=True), 0, 1)
+        restore(Contents(next(whole([self.backend])), 0, 1), Objects({"model": model}, 0, incremental=True))
         return model.state_dict()
 
 

@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from holdfast.adapters.session import Place, Session, announce, open_session, resume
+from holdfast.adapters.session import Load, Place, Session, announce, open_session, resume
 from holdfast.adapters.surroundings import surroundings
 from holdfast.agree import Agreement
 from holdfast.config import Settings
@@ -63,9 +63,7 @@ class Host:
         """Where this rank's black box lies; None where nothing is kept for survivors."""
         return os.path.join(self.session.box_folder, f"rank-{self.rank}") if self.settings.rescue else None
 
-    def resume(
-        self, load: Callable[[Checkpoint], None], spare: Callable[[Backend, str], bool] = lambda *_: False
-    ) -> Checkpoint | None:
+    def resume(self, load: Load, spare: Callable[[Backend, str], bool] = lambda *_: False) -> Checkpoint | None:
         """Let every rank ``load`` the newest checkpoint that all of them can; ``spare``: see :func:`session.resume`."""
         if self.settings.checkpointing:
             self.checkpoint = resume(self.session, load, spare)

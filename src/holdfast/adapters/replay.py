@@ -220,7 +220,8 @@ class Follower(Events):
         self._place_now = self._place()
         try:
             self.host = Host(self.settings, self._place_now)
-            self.host.resume(self._load)
+            if self.host.resume(self._load) is None:
+                self._replay = None  # this rank could load it, another could not
         except HoldfastError as error:
             self._refusal = error
 

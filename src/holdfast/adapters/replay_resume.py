@@ -16,7 +16,7 @@ from holdfast.adapters.replay_loop import VERSION, Followed
 from holdfast.adapters.replay_outputs import Outputs
 from holdfast.adapters.replay_passes import Samples, Watched
 from holdfast.adapters.replay_trace import Recorded, Trace, astray
-from holdfast.adapters.restore import Contents
+from holdfast.adapters.restore import DIED_WITH_IT, Contents
 from holdfast.adapters.state import RUN, Objects, tree_of
 from holdfast.errors import StateError, StoreError
 
@@ -36,9 +36,12 @@ class Replay:
                 f"{checkpoint.location} was saved by {checkpoint.manifest.world_size} ranks, and this job has "
                 f"{contents.world}: a loop is replayed by as many ranks as before. holdfast.Run can change their number"
             )
-        if mine is None:
-            raise StoreError(f"{checkpoint.name} holds no position of rank {contents.rank}, which had died")
         self.run: dict[str, Any] = tree_of(contents.loaded, RUN)["run"]
+        if mine is None:
+            log.warning(DIED_WITH_IT, checkpoint.name, contents.rank)
+            mine = contents.of_another(self.run["step"])
+        if mine is None:
+            raise StoreError(f"{checkpoint.name} holds no position of any rank")
         self.saved: dict[str, Any] = mine.get("follow", {})
         if self.saved.get("version") != VERSION or "follow" not in self.run:
             raise StateError(

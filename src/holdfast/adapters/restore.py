@@ -25,6 +25,10 @@ from holdfast.store.pipeline import read_checked
 log = logging.getLogger("holdfast")
 
 _RANK_FILE = re.compile(r"rank-\d+\.safetensors")
+DIED_WITH_IT = (
+    "%s holds no random state of rank %d, which died on another machine: parameters are exact, and it goes on with "
+    "other random numbers"
+)
 _SHARD = re.compile(r".+/shard-(\d+)\.safetensors")
 
 
@@ -55,6 +59,10 @@ class Contents:
             run: dict[str, Any] = objects.load(self.loaded, folder)
         return run
 
+    def of_another(self, step: int) -> dict[str, Any] | None:
+        """What another rank saved of itself, with other random numbers: for a rank whose part has died with it."""
+        return _others(self.checkpoint, step, self.rank)
+
     def mine(self) -> dict[str, Any] | None:
         """What belongs to this rank; None if it was saved by another number of ranks."""
         own = rank_file(self.rank)
@@ -64,15 +72,18 @@ class Contents:
         return None
 
 
-def restore(checkpoint: Checkpoint, objects: Objects, rank: int, world: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def restore(contents: Contents, objects: Objects) -> tuple[dict[str, Any], dict[str, Any]]:
     """Load everything; returns what was saved beside the objects: for the run, and for this rank.
 
-    Raises :class:`~holdfast.errors.CheckpointCorruptError` if a byte is wrong; the objects are then as they were.
+    Raises :class:`~holdfast.errors.CheckpointCorruptError` if a byte of a shard is wrong; the objects are then as they
+    were.
     """
-    contents = Contents(checkpoint, rank, world)
+    checkpoint, rank, world = contents.checkpoint, contents.rank, contents.world
     run = contents.put_into(objects)
     mine = contents.mine()
-    if mine is None:
+    if mine is None and checkpoint.manifest.world_size == world:
+        log.warning(DIED_WITH_IT, checkpoint.name, rank)
+    elif mine is None:
         log.warning(
             "%s was saved by %d ranks and is loaded by %d: parameters are exact, random state and data position are "
             "carried over as closely as possible",
@@ -80,29 +91,37 @@ def restore(checkpoint: Checkpoint, objects: Objects, rank: int, world: int) -> 
             checkpoint.manifest.world_size,
             world,
         )
+    if mine is None:
         mine = _adapted(checkpoint, run, rank, world)
     return run, mine
 
 
 def _adapted(checkpoint: Checkpoint, run: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
-    """A rank's part where the number of ranks has changed: rank 0's position by samples, random numbers of its own."""
-    entry = next((entry for entry in checkpoint.manifest.files if entry.path == rank_file(0)), None)
+    """A rank's part where there is none of its own: another's position by samples, random numbers of its own."""
     mine: dict[str, Any] = {"random": None, "positions": {}, "epoch": run["epoch"], "passes": run["passes"]}
-    if entry is None:
+    first = _others(checkpoint, run["step"], rank)
+    if first is None:
         return mine
-    memory = memoryview(fresh_memory(entry.size))[: entry.size]
-    read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
-    first = tree_of({entry.path: parse(memory)}, entry.path)
     for name, position in first["positions"].items():
         delivered = position["delivered"] * checkpoint.manifest.world_size // world
         if "skip" in position:
             position["skip"] = max(0, position["skip"] + delivered - position["delivered"])
         mine["positions"][name] = {**position, "delivered": delivered, "total": None, "workers": []}
     mine["random"] = first["random"]
-    if rank:
-        generator = torch.Generator().manual_seed(run["step"] * 1_000_003 + rank)
-        mine["random"]["torch"] = generator.get_state()
     return mine
+
+
+def _others(checkpoint: Checkpoint, step: int, rank: int) -> dict[str, Any] | None:
+    """The part of the first rank that has one, with random numbers for ``rank``; None if there is no part at all."""
+    entry = next((entry for entry in checkpoint.manifest.files if _RANK_FILE.fullmatch(entry.path)), None)
+    if entry is None:
+        return None
+    memory = memoryview(fresh_memory(entry.size))[: entry.size]
+    read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
+    tree: dict[str, Any] = tree_of({entry.path: parse(memory)}, entry.path)
+    if entry.path != rank_file(rank):
+        tree["random"]["torch"] = torch.Generator().manual_seed(step * 1_000_003 + rank).get_state()
+    return tree
 
 
 @contextlib.contextmanager

@@ -196,13 +196,16 @@ def _tell_death(session: Session, boxes: str, attempt: dict[str, Any]) -> None:
     session.journal.record("died", attempt_ended=attempt.get("attempt"), step=step, last_seen=seen)
 
 
-def resume(
-    session: Session, load: Callable[[Checkpoint], None], spare: Callable[[Backend, str], bool] = lambda *_: False
-) -> Checkpoint | None:
+Load = Callable[[Checkpoint], Callable[[], None] | None]
+"""Loads a checkpoint, or reads it and returns what puts it in place once all ranks have read it too."""
+
+
+def resume(session: Session, load: Load, spare: Callable[[Backend, str], bool] = lambda *_: False) -> Checkpoint | None:
     """Let every rank ``load`` the newest checkpoint that all of them can; returns it, or None if there is none.
 
-    ``load`` raises :class:`~holdfast.errors.StoreError` if it cannot, and must leave no trace then. ``spare``: which
-    folders without a manifest are another tool's checkpoints, and not ours to clean away.
+    ``load`` raises :class:`~holdfast.errors.StoreError` if it cannot, and must leave no trace then; nor may it where
+    another rank cannot. ``spare``: which folders without a manifest are another tool's checkpoints, and not ours to
+    clean away.
     """
     candidates = _candidates(session, spare) if session.rank == 0 else iter(())
     number = 0
@@ -216,8 +219,10 @@ def resume(
         if where is None:
             return None
         backend, name = session.backends[where[0]], where[1]
-        checkpoint, outcome = _try_load(backend, name, load)
+        checkpoint, put, outcome = _try_load(backend, name, load)
         if _all_ranks(session, f"{key}/result", outcome is None):
+            if put is not None:
+                put()
             return checkpoint
         if session.rank == 0:
             why = outcome or "another rank could not load it"
@@ -229,16 +234,15 @@ def resume(
 
 
 def _try_load(
-    backend: Backend, name: str, load: Callable[[Checkpoint], None]
-) -> tuple[Checkpoint | None, StoreError | None]:
+    backend: Backend, name: str, load: Load
+) -> tuple[Checkpoint | None, Callable[[], None] | None, StoreError | None]:
     try:
         checkpoint = open_checkpoint(backend, name)
         if checkpoint is None:
             raise StoreError(f"{name} is not whole")
-        load(checkpoint)
-        return checkpoint, None
+        return checkpoint, load(checkpoint), None
     except StoreError as error:
-        return None, error
+        return None, None, error
 
 
 def _all_ranks(session: Session, key: str, fine: bool) -> bool:

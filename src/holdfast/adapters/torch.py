@@ -22,7 +22,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,7 +34,7 @@ from holdfast.adapters.data_workers import Stamped
 from holdfast.adapters.host import Host
 from holdfast.adapters.loop import Loop
 from holdfast.adapters.place import torch_place, torch_rank
-from holdfast.adapters.restore import restore
+from holdfast.adapters.restore import Contents, restore
 from holdfast.adapters.state import Objects
 from holdfast.config import Settings
 from holdfast.errors import Preempted
@@ -218,8 +218,16 @@ class Run:
         loop = Loop(self._objects, BlackBox(host.box_path(), self.rank), self.rank, rescue=self.settings.rescue)
         loaded: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-        def load(checkpoint: Checkpoint) -> None:
-            loaded[:] = [restore(checkpoint, self._objects, self.rank, self.world)]
+        def load(checkpoint: Checkpoint) -> Callable[[], None] | None:
+            contents = Contents(checkpoint, self.rank, self.world)
+
+            def put() -> None:
+                loaded[:] = [restore(contents, self._objects)]
+
+            if not self._objects.sharded:
+                return put
+            put()  # shards are checked while they are loaded, by all ranks together
+            return None
 
         checkpoint = host.resume(load)
         if checkpoint is not None:
