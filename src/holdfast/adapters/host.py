@@ -21,7 +21,7 @@ from holdfast.adapters.surroundings import surroundings
 from holdfast.agree import Agreement
 from holdfast.config import Settings
 from holdfast.engine import Engine, Training
-from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source
+from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
 from holdfast.progress import Checkpointing, Progress, ProgressFile
 from holdfast.reporting import Reporter
 from holdfast.saving import Saver
@@ -99,6 +99,7 @@ class Host:
             if self.checkpoint is not None:
                 self.saver.go_on_from(self.checkpoint)
         around = surroundings()
+        late.withdraw(settings.signals)
         signals = SignalSource(settings.signals)
         listening: list[NoticeSource] = [signals, *sources, *around.sources()]
         if settings.notice_file:
@@ -173,6 +174,8 @@ class Host:
         """Let go of everything: handlers, threads, the location."""
         if self._engine is not None:
             self._engine.close()
+            if self._engine.notice is not None:
+                late.expect(self.settings.signals, self.settings.exit_code)
         if self._reporter is not None:
             self._reporter.stop()
         for backend in self.session.backends:
