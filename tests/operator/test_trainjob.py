@@ -63,9 +63,11 @@ class Training:
 
     def order(self, what: str) -> None:
         """Let something happen to rank 1 after its next step."""
-        with open(f"{self.folder()}/order.tmp", "w", encoding="ascii") as file:
+        folder = self.kube.until(self.folder, 30, "the claim is bound")
+        os.makedirs(folder, exist_ok=True)
+        with open(f"{folder}/order.tmp", "w", encoding="ascii") as file:
             file.write(what)
-        os.rename(f"{self.folder()}/order.tmp", f"{self.folder()}/order")
+        os.rename(f"{folder}/order.tmp", f"{folder}/order")
 
     def messages(self) -> list[str]:
         found = self.kube.get("events", "--field-selector", f"involvedObject.name={self.name}")["items"]
