@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from jobs import NAMESPACE, crd_spec
+
 ROOT = Path(__file__).parents[2]
-NAMESPACE = "holdfast-system"
 CRDS = {
     "jobset": "jobsets.jobset.x-k8s.io",
     "trainer": "trainjobs.trainer.kubeflow.org",
@@ -141,11 +144,6 @@ def operator(kube: Kube) -> Iterator[Kube]:
     kube.until(lambda: ca_bundle(kube), 60, "the API server trusts the webhooks")
     yield kube
     kube.run("helm", "uninstall", "holdfast-operator", "-n", NAMESPACE, timeout=120)
-
-
-def crd_spec(kube: Kube) -> dict[str, Any]:
-    crd = kube.get("crd", "trainjobs.trainer.kubeflow.org")
-    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
 
 
 def ca_bundle(kube: Kube) -> bool:

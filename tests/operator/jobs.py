@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+NAMESPACE = "holdfast-system"
 TRAIN = str(Path(__file__).with_name("train.py"))
 CHECKPOINTS = "/workspace/checkpoints"
 EPOCHS = 8
@@ -62,3 +63,8 @@ def expected_digest(epochs: int = EPOCHS) -> str:
             timeout=120,
         )
         return Path(folder, "digest").read_text()
+
+
+def crd_spec(kube: Any) -> dict[str, Any]:
+    crd = kube.get("crd", "trainjobs.trainer.kubeflow.org")
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
