@@ -1245,6 +1245,8 @@ def told(name: str, reason: str = "", message: str = "") -> dict[str, Any]:
         ({}, [pod(exit_code=137, reason="OOMKilled")], "Running", "Restarting"),
         ({}, [pod(exit_code=137, reason="OOMKilled", deleted=True)], "Running", "Restarting"),
         ({}, [pod(exit_code=1)], "Running", "Restarting"),
+        ({}, [pod(exit_code=1), pod("b", running=True, deleted=True, index="1")], "Running", "Restarting"),
+        ({}, [pod(exit_code=137), pod("b", exit_code=143, index="1")], "Running", "Preempted"),
         ({}, [], "Preempted", "Preempted"),
         ({}, [pod()], "Restarting", "Restarting"),
         ({"spec": {"suspend": True}}, [pod(running=True, deleted=True)], "Running", "Suspended"),

@@ -16,6 +16,8 @@ from holdfast.operator.names import EXIT_CODE, INDEX_LABEL, JOB_NAME_LABEL
 PENDING, RUNNING, PREEMPTED, RESTARTING = "Pending", "Running", "Preempted", "Restarting"
 SUSPENDED, COMPLETE, FAILED = "Suspended", "Complete", "Failed"
 STALE_S = 300.0
+_NO_CRASH = (0, EXIT_CODE, 137)
+"""Well; saved just in time; killed, for which there are many reasons."""
 
 _PROGRESS_KEYS = (
     "epoch",
@@ -49,6 +51,8 @@ class Ended:
     """How the pods of a job ended, as far as it was seen."""
 
     preempted: bool = False
+    disrupted: bool = False
+    """Kubernetes itself says that it was stopped from outside."""
     oom: bool = False
     exit_codes: list[int] = field(default_factory=list)
 
@@ -65,7 +69,7 @@ def how_ended(pod: dict[str, Any]) -> Ended:
     ended = Ended()
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            ended.preempted = True
+            ended.preempted = ended.disrupted = True
     for status in pod.get("status", {}).get("containerStatuses") or []:
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             terminated = state.get("terminated")
@@ -107,17 +111,20 @@ def phase_of(job: dict[str, Any], pods: list[dict[str, Any]], before: str | None
     ends = [how_ended(pod) for pod in pods]
     if (job.get("spec") or {}).get("suspend"):
         return SUSPENDED, ""
+    if any(end.oom for end in ends):
+        return RESTARTING, "a container was killed since it used more memory than its limit (OOMKilled)"
+    # Before the look at who is being stopped: after a crash of one pod, the others are deleted.
+    codes = sorted({code for end in ends if not end.disrupted for code in end.exit_codes if code not in _NO_CRASH})
+    if codes:
+        return RESTARTING, f"a container ended with exit code {codes[0]}"
     if any(is_running(pod) for pod in pods):
         if any(end.preempted for end in ends):
             return PREEMPTED, "a pod is being stopped"
         return RUNNING, ""
-    if any(end.oom for end in ends):
-        return RESTARTING, "a container was killed since it used more memory than its limit (OOMKilled)"
     if any(end.preempted for end in ends):
         return PREEMPTED, "its pods were stopped"
-    codes = sorted({code for end in ends for code in end.exit_codes if code})
-    if codes:
-        return RESTARTING, f"a container ended with exit code {codes[0]}"
+    if any(code for end in ends for code in end.exit_codes):
+        return RESTARTING, "a container was killed"
     if before == RUNNING and any(end.exit_codes for end in ends):
         return RUNNING, ""  # done, and the job's own controller has not said so yet
     if before in (RUNNING, PREEMPTED, RESTARTING):
