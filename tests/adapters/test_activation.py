@@ -44,7 +44,7 @@ FRAMEWORKS = {
 ADAPTERS_STAND_IN = """
 import sys, types
 installed = []
-for name in ("transformers", "lightning", "keras", "ray", "replay"):
+for name in ("transformers", "lightning", "keras", "ray", "replay", "torchrun"):
     adapter = types.ModuleType(f"holdfast.adapters.{name}")
     adapter.install = lambda module, name=name: installed.append([name, module.__name__])
     sys.modules[adapter.__name__] = adapter
