@@ -5,7 +5,8 @@ Ray's documentation asks a user to write, without holdfast. ``max_failures=0`` f
 once more, as a person would. Prints a Markdown table::
 
     python benchmarks/peer_ray.py              # about half an hour
-    python benchmarks/peer_ray.py --rounds 1   # about ten minutes
+    python benchmarks/peer_ray.py --rounds 1   # a quarter of an hour
+    python benchmarks/peer_ray.py --rounds 0 --speed-rounds 7   # the time of a step alone
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ KILL_WAIT_S = 0.0
 STEP_S = 0.05
 DEADLINE_S = 10
 AT_STEP = 60
+FOLDER = tempfile.TemporaryDirectory(prefix="peer-ray-", ignore_cleanup_errors=True)
 HOLDFAST = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "1", "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT": str(KILL_WAIT_S)}
 
 
@@ -65,7 +68,11 @@ def last_word(out: Path, rank: int, what: str = "step") -> tuple[int, int, str]:
 
 
 def drain(cluster: Cluster, out: Path) -> None:
-    cluster.drain(last_word(out, 1)[2], DEADLINE_S)
+    """The node is told that it has ten seconds, and is gone then."""
+    _, pid, name = last_word(out, 1)
+    node = cluster.node_of(pid)
+    cluster.drain(name, DEADLINE_S)
+    threading.Timer(DEADLINE_S, os.killpg, (node.pid, signal.SIGKILL)).start()
 
 
 def stop_node(cluster: Cluster, out: Path) -> None:
@@ -95,7 +102,7 @@ def start(cluster: Cluster, out: Path, *, recipe: bool, **variables: str) -> Job
 
 def interrupted(cluster: Cluster, recipe: bool, interrupt: Callable[[Cluster, Path], None], expected: str) -> Outcome:
     cluster.at_least(3)
-    out = Path(tempfile.mkdtemp(prefix="peer-ray-"))
+    out = Path(tempfile.mkdtemp(dir=FOLDER.name))
     variables = {} if recipe else HOLDFAST
     job = start(cluster, out, recipe=recipe, **variables)
     wait_for(lambda: job.process.poll() is not None or last_word(out, 0)[0] >= AT_STEP, 240.0, "the training begins")
@@ -128,7 +135,7 @@ def interrupted(cluster: Cluster, recipe: bool, interrupt: Callable[[Cluster, Pa
 
 
 def uninterrupted(cluster: Cluster, **variables: str) -> str:
-    out = Path(tempfile.mkdtemp(prefix="peer-ray-"))
+    out = Path(tempfile.mkdtemp(dir=FOLDER.name))
     return str(start(cluster, out, recipe=False, **variables).result()[0]["digest"])
 
 
@@ -138,7 +145,7 @@ def speed(cluster: Cluster, rounds: int) -> list[tuple[float, float]]:
     for _ in range(rounds):
         pair = []
         for variables in (HOLDFAST, {}):
-            out = Path(tempfile.mkdtemp(prefix="peer-ray-"))
+            out = Path(tempfile.mkdtemp(dir=FOLDER.name))
             options = ["--storage", str(out), "--name", "speed", "--epochs", "12", "--width", "512", "--warm-up", "100"]
             job = cluster.run(SCRIPT, out, *options, **variables)
             pair.append(float(job.result()[0]["step_ms"]))  # type: ignore[arg-type]
@@ -153,7 +160,8 @@ def median(values: list[Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each row; 0: the time of a step alone")
+    parser.add_argument("--speed-rounds", type=int, default=3)
     parser.add_argument("--json")
     options = parser.parse_args()
     cluster = Cluster()
@@ -163,7 +171,7 @@ def main() -> None:
         cluster.add(3)
         expected = uninterrupted(cluster)
         assert uninterrupted(cluster, **HOLDFAST) == expected, "holdfast changes the training"
-        for name, interrupt in INTERRUPTIONS.items():
+        for name, interrupt in INTERRUPTIONS.items() if options.rounds else ():
             for recipe in (True, False):
                 who = "Ray's recipe" if recipe else "holdfast"
                 print(f"{name}, {who}", file=sys.stderr)
@@ -176,7 +184,7 @@ def main() -> None:
                     f"{median([one.lost for one in found])} | {sum(one.exact for one in found)}/{len(found)} | "
                     f"{median([one.commit_s for one in found])} |"
                 )
-        pairs = speed(cluster, options.rounds)
+        pairs = speed(cluster, options.speed_rounds)
     finally:
         cluster.close()
     ratios = [on / off for on, off in pairs]
