@@ -75,9 +75,9 @@ class Cluster:
                         if len(output) > MAX_BYTES or len(errors) > MAX_BYTES:
                             break
         except (TimeoutError, aiohttp.ClientError, ApiException, OSError) as error:
-            raise PodReadError(f"exec into pod {pod} failed: {type(error).__name__}: {_short(str(error))}") from None
+            raise PodReadError(f"exec into pod {pod} failed: {type(error).__name__}: {plain(str(error))}") from None
         if len(output) <= MAX_BYTES and not _succeeded(status):
-            raise PodReadError(f"{path} in pod {pod} cannot be read: {_short(errors.decode('utf-8', 'replace'))}")
+            raise PodReadError(f"{path} in pod {pod} cannot be read: {plain(errors.decode('utf-8', 'replace'))}")
         return bytes(output)
 
     async def patch_status(self, group: str, version: str, plural: str, thing: dict[str, Any], status: Any) -> None:
@@ -207,10 +207,10 @@ def _succeeded(status: bytearray) -> bool:
         return False
 
 
-def _short(text: str) -> str:
-    """One line of what a container or a server said, without what a terminal would act on."""
-    line = " ".join(text.split())
-    return "".join(letter for letter in line if letter.isprintable())[:200]
+def plain(text: str, longest: int = 200) -> str:
+    """One line of what a container or a server said, without what a terminal or a web page would act on."""
+    line = " ".join(text.split()).translate({ord("<"): "(", ord(">"): ")", ord("&"): "+"})
+    return "".join(letter for letter in line if letter.isprintable())[:longest]
 
 
 def _now() -> str:

@@ -21,7 +21,7 @@ from kubernetes_asyncio.client.exceptions import ApiException
 
 from holdfast.errors import ConfigError
 from holdfast.operator import status
-from holdfast.operator.cluster import Cluster, PodReadError
+from holdfast.operator.cluster import Cluster, PodReadError, plain
 from holdfast.operator.names import (
     CONTAINER,
     INDEX_LABEL,
@@ -268,7 +268,8 @@ class Controller:
                 data = await self.cluster.read_file(meta["namespace"], meta["name"], _container(pod), _file(pod, asked))
                 return parse_progress(data), None, pod
             except ProgressFileError as error:
-                problem = problem or f"the progress file of pod {meta['name']} is not accepted: {error}"
+                said = plain(str(error), 400)
+                problem = problem or f"the progress file of pod {meta['name']} is not accepted: {said}"
             except PodReadError as error:
                 problem = problem or str(error)
         if problem is None:
