@@ -4,13 +4,15 @@
 """
 
 import argparse
+from typing import Any
 
+import torch
 from datasets import Dataset, load_dataset
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 
-def tiny():
+def tiny() -> tuple[Any, Any]:
     """A model and a tokenizer of letters."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -42,6 +44,7 @@ def main() -> None:
         learning_rate=5e-5,
         logging_steps=10,
         max_length=64 if arguments.model == "tiny" else 1024,
+        bf16=torch.cuda.is_available(),
         report_to="none",
     )
     trainer = SFTTrainer(model, args=settings, train_dataset=dataset, processing_class=tokenizer)
