@@ -343,9 +343,10 @@ class Engine:
             self.wait_for_writer(self._stop.deadline.earlier(MARGIN_S))
             return
         self._save_and_leave("rescue" if self._rescuing() else "jit", at_boundary=False)
-        self._leave(self._exit_code())
+        self._leave(self.exit_code)
 
-    def _exit_code(self) -> int:
+    @property
+    def exit_code(self) -> int:
         """How this rank leaves: as one that was preempted, unless another rank has failed."""
         return CRASHED if self._stop is not None and self._stop.crash else self.settings.exit_code
 
@@ -364,7 +365,7 @@ class Engine:
         if self.state is not State.LEFT:
             log.error("out of time at the deadline: leaving with what is committed")
             self.journal.record("end", step=self.training.last_boundary(), outcome="failed", error="out of time")
-        self._leave(self._exit_code())
+        self._leave(self.exit_code)
 
     # ------------------------------------------------------------------ called by the training thread
 
@@ -381,7 +382,7 @@ class Engine:
             save_now = self._save_at is not None and step >= self._save_at
         if decision is not None and (decision.rescue or step >= decision.step):
             self._save_and_leave("rescue" if decision.rescue else "jit", at_boundary=True)
-            raise Preempted(self._exit_code(), step, self._stop.detail if self._stop else "")
+            raise Preempted(self.exit_code, step, self._stop.detail if self._stop else "")
         if save_now:
             self._save_at = None
             self._save_periodic(step)

@@ -38,19 +38,22 @@ def test_a_peer_stuck_in_its_forward_pass_does_not_keep_the_run_from_saving(serv
     assert server.run(drill.Spec(spec.dir)).digest == uninterrupted(server, spec).digest
 
 
-def test_a_peer_that_is_stopped_counts_as_dead(server, tmp_path):
-    faults = [{"rank": 0, "step": 9, "phase": "backward", "action": "TERM"}]
+@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("store", ["rank0", "agent"])
+def test_a_peer_that_is_stopped_counts_as_dead(server, tmp_path, store, stopped):
+    """Also where that peer keeps the job's store, which then answers nothing any more."""
+    noticed = 1 - stopped
     settings = {"agree_timeout": 1.0, "grace_period": 15.0}
-    spec = drill.Spec(str(tmp_path / "run"), store="agent", settings=settings, step_s=0.1, faults=faults)
+    spec = drill.Spec(str(tmp_path / "run"), store=store, settings=settings, step_s=0.1)
     job = server.start(spec)
     job.wait_for("training")
     time.sleep(0.3)
-    job.send(signal.SIGSTOP, 1)
-    job.send(signal.SIGTERM, 0)
-    job.wait_for("end", rank=0, timeout_s=20.0)
-    job.send(signal.SIGKILL, 1)
+    job.send(signal.SIGSTOP, stopped)
+    job.send(signal.SIGTERM, noticed)
+    job.wait_for("end", rank=noticed, timeout_s=10.0)
+    job.send(signal.SIGKILL, stopped)
     outcome = job.wait(20.0)
-    assert outcome.codes == [143, -9], outcome.log
+    assert outcome.codes[noticed] == 143, outcome.log
     assert assert_whole(spec.dir).manifest.reason == "rescue"
     assert server.run(drill.Spec(spec.dir)).digest == uninterrupted(server, spec).digest
 

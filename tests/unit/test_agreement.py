@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,11 +14,11 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.agree import Agreement, BoardLostError, Call, DirectoryBoard, LocalBoard
+from holdfast.agree import Agreement, BoardLostError, BoundedBoard, Call, DirectoryBoard, LocalBoard
 from holdfast.agree.torch_board import TorchBoard
 
 
-@pytest.fixture(params=["local", "directory", "torch"])
+@pytest.fixture(params=["local", "directory", "torch", "bounded"])
 def boards(request, tmp_path):
     """Makes a rank's own view of one board."""
     if request.param == "local":
@@ -23,6 +27,8 @@ def boards(request, tmp_path):
     if request.param == "directory":
         return lambda: DirectoryBoard(str(tmp_path / "board"), poll_s=0.01)
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    if request.param == "bounded":
+        return lambda: BoundedBoard(TorchBoard(store, "test/"), 5.0)
     return lambda: TorchBoard(store, "test/")
 
 
@@ -111,3 +117,34 @@ def test_a_board_whose_keeper_dies_says_so_to_who_waits():
     if thread.is_alive():
         pytest.skip("this torch keeps the server alive in the process that waits")
     assert failed
+
+
+def test_a_board_whose_keeper_hangs_is_lost_and_comes_back_with_it():
+    script = "import sys, time, torch.distributed as dist\n" + (
+        "store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)\n"
+        "print(store.port, flush=True)\nsys.stdin.read()"
+    )
+    keeper = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert keeper.stdout is not None
+        client = dist.TCPStore("127.0.0.1", int(keeper.stdout.readline()), None, False, wait_for_workers=False)
+        board = BoundedBoard(TorchBoard(client, "test/"), 1.0)
+        assert board.put_once("a", b"1") == b"1"
+        keeper.send_signal(signal.SIGSTOP)
+        for question in (lambda: board.wait("b", 0.1), lambda: board.get("a"), lambda: board.entries("a")):
+            began = time.monotonic()
+            with pytest.raises(BoardLostError, match="answer"):
+                question()
+            assert time.monotonic() - began < 5
+        keeper.send_signal(signal.SIGCONT)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            try:
+                assert board.get("a") == b"1"
+                return
+            except BoardLostError:
+                time.sleep(0.05)
+        pytest.fail("the board does not come back")
+    finally:
+        keeper.kill()
+        keeper.wait()

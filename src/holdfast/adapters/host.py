@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.adapters.session import Load, Place, Session, announce, open_session, resume
 from holdfast.adapters.surroundings import surroundings
-from holdfast.agree import Agreement
+from holdfast.agree import Agreement, BoundedBoard
 from holdfast.config import Settings
 from holdfast.engine import Engine, Training
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
@@ -82,6 +82,7 @@ class Host:
         ``sources``: where notices come from besides signals and what the settings name.
         """
         session, settings = self.session, self.settings
+        board = BoundedBoard(session.board, settings.agree_timeout)
         if settings.checkpointing:
             self.saver = Saver(
                 backends=session.backends,
@@ -94,7 +95,7 @@ class Host:
                 journal=session.journal,
                 replicated=replicated,
                 peers=session.peers,
-                board=session.board,
+                board=board,
             )
             if self.checkpoint is not None:
                 self.saver.go_on_from(self.checkpoint)
@@ -109,7 +110,7 @@ class Host:
         self._engine = Engine(
             settings=settings,
             training=training,
-            agreement=Agreement(session.board, session.rank, session.world, settings.agree_timeout),
+            agreement=Agreement(board, session.rank, session.world, settings.agree_timeout),
             saver=self.saver,
             sources=listening,
             journal=session.journal,
@@ -175,7 +176,7 @@ class Host:
         if self._engine is not None:
             self._engine.close()
             if self._engine.notice is not None:
-                late.expect(self.settings.signals, self.settings.exit_code)
+                late.expect(self.settings.signals, self._engine.exit_code)
         if self._reporter is not None:
             self._reporter.stop()
         for backend in self.session.backends:

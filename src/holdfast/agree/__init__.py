@@ -1,6 +1,16 @@
 """On which step all ranks save."""
 
 from holdfast.agree.board import Board, BoardLostError, DirectoryBoard, LocalBoard
+from holdfast.agree.bounded import BoundedBoard
 from holdfast.agree.protocol import Agreement, Call, Decision
 
-__all__ = ["Agreement", "Board", "BoardLostError", "Call", "Decision", "DirectoryBoard", "LocalBoard"]
+__all__ = [
+    "Agreement",
+    "Board",
+    "BoardLostError",
+    "BoundedBoard",
+    "Call",
+    "Decision",
+    "DirectoryBoard",
+    "LocalBoard",
+]

@@ -30,7 +30,6 @@ class TorchBoard(Board):
         # Two connections: one that may be blocked in wait(), one for everything else.
         self._waiting = dist.PrefixStore(prefix, store.clone())
         self._quick = dist.PrefixStore(prefix, store.clone())
-        self._quick.set_timeout(timedelta(seconds=5))
         self._lock = threading.Lock()
         self._closed = False
 
