@@ -175,3 +175,50 @@ def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path):
     expected = uninterrupted(plain, drill.Spec(str(tmp_path / "run"), "plain_mnist"))
     assert again.stdout.splitlines() == expected[0]
     assert "resuming from" in again.stderr
+
+
+TRANSFORMERS = """
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+    def forward(self, x, labels):
+        return {"loss": (self.line(x) - labels).square().mean()}
+
+class Look(TrainerCallback):
+    def on_step_end(self, *_, **__):
+        print("CALLED", torch.nn.Module.__call__.__module__)
+
+rows = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 4
+args = TrainingArguments("out", use_cpu=True, report_to=[], save_strategy="no", num_train_epochs=1, disable_tqdm=True)
+Trainer(Model(), args, train_dataset=rows, callbacks=[Look()]).train()
+"""
+LIGHTNING = """
+import lightning.pytorch as pl, torch
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+    def training_step(self, batch, index):
+        print("CALLED", torch.nn.Module.__call__.__module__)
+        return self.line(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+loader = torch.utils.data.DataLoader(torch.ones(4, 1), 2)
+pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, barebones=False).fit(Model(), loader)
+"""
+
+
+@pytest.mark.parametrize("script", [TRANSFORMERS, LIGHTNING], ids=["transformers", "lightning"])
+def test_where_a_framework_trains_nothing_is_added_to_the_call_of_a_module(tmp_path, script):
+    (tmp_path / "script.py").write_text(script)
+    env = {**os.environ, "HOLDFAST_ENABLED": "1", "HOLDFAST_DIR": str(tmp_path / "run")}
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    called = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("CALLED")]
+    assert set(called) == {"torch.nn.modules.module"}, done.stdout

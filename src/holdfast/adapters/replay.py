@@ -281,7 +281,7 @@ class Follower(Events):
 
     def made(self, kind: str, thing: Any) -> None:
         self.registry.note(kind, thing)
-        if kind == "optimizer" and not self._following and not self._over:
+        if kind == "optimizer" and not self._following and not self._over and not self._claimed:
             self._hooks.watch_loaders()
             self._hooks.watch_first_call()
 
