@@ -1,5 +1,5 @@
 # make demo    a training that is preempted, killed and paused, and ends with the same bits
-# make test    all tests (PYTEST_ARGS: more options for pytest)
+# make test    all tests (PYTEST_ARGS: more options for pytest; WORKERS: processes that they are shared among)
 # make lint    ruff, mypy, import-linter
 # make soak    random interruptions of real jobs for MINUTES, then all cases of the tests that make test takes a share of
 # make bench   the numbers, against their targets (BENCH_ARGS, such as --quick)
@@ -11,6 +11,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 MINUTES ?= 10
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 HELM ?= helm
 MANIFESTS ?= deploy/manifests
@@ -38,8 +39,12 @@ $(READY): pyproject.toml setup.py
 demo: $(READY)
 	$(RUN) examples/demo/demo.py
 
+# The tests of the operator need a cluster: HOLDFAST_TEST_KUBECONFIG, or a script that makes one.
+CLUSTER := $(abspath $(wildcard ../shared/kube/cluster))
+PYTEST = $(if $(CLUSTER),HOLDFAST_TEST_CLUSTER="$${HOLDFAST_TEST_CLUSTER-$(CLUSTER)}") $(RUN) -m pytest
+
 test: $(READY)
-	$(RUN) -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check --no-cache
@@ -49,7 +54,7 @@ lint: $(READY)
 
 soak: $(READY)
 	$(RUN) tests/soak.py --minutes $(MINUTES)
-	$(RUN) -m pytest --whole -m share $(PYTEST_ARGS)
+	$(PYTEST) --whole -m share $(PYTEST_ARGS)
 
 bench: $(READY)
 	$(RUN) benchmarks/run.py $(BENCH_ARGS)

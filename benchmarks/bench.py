@@ -97,6 +97,29 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / 2
 
 
+@dataclass
+class Pairs:
+    """Times with something and without it, taken in turn."""
+
+    on: list[float] = field(default_factory=list)
+    off: list[float] = field(default_factory=list)
+
+    def add(self, on: float, off: float) -> None:
+        self.on.append(on)
+        self.off.append(off)
+
+    def __str__(self) -> str:
+        """The median of the ratios; and the ratio of the fastest, which a machine of changing speed blurs less."""
+        ratios = [on / off for on, off in zip(self.on, self.off, strict=True)]
+        middle = f"{statistics.median(ratios):.3f} ± {spread(ratios):.3f}"
+        return f"{middle} (fastest of each: {min(self.on) / min(self.off):.3f}; {len(ratios)} pairs)"
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no form for."""
+    return sorted(value) if isinstance(value, set) else vars(value)
+
+
 def job_store() -> Any:
     """The key-value store of a job, kept outside of its ranks, as a launcher does."""
     import torch.distributed as dist

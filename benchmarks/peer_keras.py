@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/adapters"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from bench import spread
+from bench import Pairs, plain
 from keras_drill import Job, Server
 
 from store_servers import free_port
@@ -203,10 +203,10 @@ class Bench:
         print()
         return tallies
 
-    def speed(self, world: int, rounds: int) -> dict[str, list[float]]:
+    def speed(self, world: int, rounds: int) -> dict[str, Pairs]:
         """Time of training with the adapter / without, in turn: by the clock, and of the processor alone."""
         args = ["--epochs", "4", "--samples", str(4_000 if world == 1 else 1_000)]
-        ratios: dict[str, list[float]] = {"seconds": [], "cpu_seconds": []}
+        pairs = {"seconds": Pairs(), "cpu_seconds": Pairs()}
         for number in range(rounds + 1):
             taken = {}
             for ours in (number % 2 == 0, number % 2 != 0):
@@ -215,10 +215,10 @@ class Bench:
                 assert done.finished(world), done.log
                 taken[ours] = done.results[0]
                 shutil.rmtree(folder, ignore_errors=True)
-            for name, values in ratios.items():
+            for name, times in pairs.items():
                 if number:  # the first is for warming up
-                    values.append(taken[True][name] / taken[False][name])
-        return ratios
+                    times.add(taken[True][name], taken[False][name])
+        return pairs
 
 
 def noted(folder: Path, notes: str, what: str) -> list[list[float]]:
@@ -253,7 +253,7 @@ def row(tally: Tally) -> list[str]:
     ]
 
 
-def show(tallies: dict[tuple[str, str], Tally], speeds: dict[int, dict[str, list[float]]]) -> None:
+def show(tallies: dict[tuple[str, str], Tally], speeds: dict[int, dict[str, Pairs]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -277,11 +277,10 @@ def show(tallies: dict[tuple[str, str], Tally], speeds: dict[int, dict[str, list
     console = console if console.is_terminal else Console(width=140)
     if tallies:
         console.print(table)
-    for world, ratios in speeds.items():
-        told = {name: f"{statistics.median(values):.3f} ± {spread(values):.3f}" for name, values in ratios.items()}
+    for world, pairs in speeds.items():
         console.print(
             f"training time with holdfast / without, {world} {'workers' if world > 1 else 'process'}: "
-            f"{told['seconds']} by the clock, {told['cpu_seconds']} of the processor"
+            f"{pairs['seconds']} by the clock, {pairs['cpu_seconds']} of the processor"
         )
 
 
@@ -306,7 +305,7 @@ def main() -> int:
     if options.json:
         content = {f"{what}, {side}": vars(one) for (what, side), one in tallies.items()}
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"stopped": content, "speed": speeds}, file, indent=1, default=sorted)
+            json.dump({"stopped": content, "speed": speeds}, file, indent=1, default=plain)
     ours = [tally for (_, side), tally in tallies.items() if side == OURS]
     return 0 if all(tally.well == tally.exact == tally.runs and not any(tally.lost) for tally in ours) else 1
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/adapters")]
 
 import transformers_drill as drill  # noqa: E402
-from bench import spread  # noqa: E402
+from bench import Pairs  # noqa: E402
 
 STEP_S = 0.1
 LONG = {"num_train_epochs": 30, "logging_steps": 10}
@@ -201,10 +201,10 @@ class Bench:
         print()
         return tallies
 
-    def speed(self, world: int, rounds: int) -> list[float]:
+    def speed(self, world: int, rounds: int) -> Pairs:
         """Seconds of a step with holdfast / without, in turn."""
         case = Case("speed", world, args={"num_train_epochs": 30, "logging_steps": 10})
-        ratios = []
+        pairs = Pairs()
         for number in range(rounds + 1):
             taken = {}
             for ours in (number % 2 == 0, number % 2 != 0):
@@ -216,8 +216,8 @@ class Bench:
                 taken[ours] = done.result["step_s"]
                 shutil.rmtree(spec.dir, ignore_errors=True)
             if number:  # the first is for warming up
-                ratios.append(taken[True] / taken[False])
-        return ratios
+                pairs.add(taken[True], taken[False])
+        return pairs
 
 
 def _with_argument(text: str) -> list[int]:
@@ -240,7 +240,7 @@ def row(tally: Tally) -> list[str]:
     return [f"{tally.well} of {tally.runs}{hung}", lost, f"{tally.exact} of {tally.runs}", seconds]
 
 
-def show(tallies: dict[tuple[str, bool], Tally], speeds: dict[int, list[float]]) -> None:
+def show(tallies: dict[tuple[str, bool], Tally], speeds: dict[int, Pairs]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -268,13 +268,8 @@ def show(tallies: dict[tuple[str, bool], Tally], speeds: dict[int, list[float]])
     console = Console()
     console = console if console.is_terminal else Console(width=140)
     console.print(table)
-    for world, ratios in speeds.items():
-        middle = statistics.median(ratios)
-        console.print(
-            f"time of a step with holdfast / without, {'1 rank' if world == 1 else f'{world} ranks'}: {middle:.3f} "
-            f"± {spread(ratios):.3f} "
-            f"(median and half of the middle half of {len(ratios)} pairs)"
-        )
+    for world, pairs in speeds.items():
+        console.print(f"time of a step with holdfast / without, {world} rank{'s' if world > 1 else ''}: {pairs}")
 
 
 def main() -> int:
@@ -296,7 +291,7 @@ def main() -> int:
     if options.json:
         content = {f"{what}, {'holdfast' if ours else 'peer'}": vars(one) for (what, ours), one in tallies.items()}
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"stopped": content, "speed": speeds}, file, indent=1)
+            json.dump({"stopped": content, "speed": speeds}, file, indent=1, default=vars)
     ours = [tally for (_, who), tally in tallies.items() if who]
     # Of a step in flight nothing is complete; a rank that is killed may take it along.
     return 0 if all(tally.well == tally.exact == tally.runs and not any(tally.lost) for tally in ours) else 1

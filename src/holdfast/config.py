@@ -154,6 +154,14 @@ def _text(value: Any) -> str:
     return text
 
 
+def _http_url(value: Any) -> str:
+    text = _text(value)
+    scheme, _, rest = text.partition("://")
+    if scheme not in ("http", "https") or not rest.strip("/") or "@" in rest.split("/")[0]:
+        raise ValueError("an address such as https://host:port/path, without credentials")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One row of the table."""
@@ -316,6 +324,27 @@ class Settings:
         meaning="A file that gets the progress too and can be read after the container has ended, such as "
         "`/dev/termination-log`.",
         shown_default="none",
+    )
+    progress_url: str | None = _setting(
+        None,
+        _http_url,
+        "HOLDFAST_PROGRESS_URL",
+        meaning="An address that rank 0 tells the progress to by HTTP POST, at most once in ten seconds.",
+        shown_default="none",
+    )
+    progress_token_file: str | None = _setting(
+        None,
+        _text,
+        "HOLDFAST_PROGRESS_TOKEN_FILE",
+        meaning="A file with the token that is sent to `progress_url`.",
+        shown_default="none",
+    )
+    progress_ca: str | None = _setting(
+        None,
+        _text,
+        "HOLDFAST_PROGRESS_CA",
+        meaning="Certificates, as PEM text, that the server at `progress_url` is trusted by.",
+        shown_default="those of the system",
     )
     progress_every: int | None = _setting(
         None,

@@ -46,6 +46,10 @@ _REST_WAIT_S = 0.5
 """How long a training thread that rests at the agreed step may take to come by: from there it leaves more cleanly."""
 
 
+_BURIAL_S = 0.05
+"""From the end of a process's connections, which its peers see, to the end of the process."""
+
+
 class State(enum.Enum):
     RUNNING = "running"
     NOTICED = "noticed"
@@ -551,7 +555,11 @@ class Engine:
             self._broken = True
             self.next_stop = 0
             self._changed.notify_all()
-        self.journal.record("rescue", step=self.training.last_boundary(), cause=cause)
+        dead = self._dead_peers()
+        if not dead and self.agreement.world > 1:
+            time.sleep(_BURIAL_S)
+            dead = self._dead_peers()
+        self.journal.record("rescue", step=self.training.last_boundary(), cause=cause, dead=dead)
         if self.agreement.world > 1 and not self.board_lost:
             self._call_stop()
         if not self.training.freeze(wait_s=0.0):

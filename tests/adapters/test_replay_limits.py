@@ -210,7 +210,7 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 loader = torch.utils.data.DataLoader(torch.ones(4, 1), 2)
-pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, barebones=False).fit(Model(), loader)
+pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False).fit(Model(), loader)
 """
 
 
@@ -218,7 +218,8 @@ pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=Fa
 def test_where_a_framework_trains_nothing_is_added_to_the_call_of_a_module(tmp_path, script):
     (tmp_path / "script.py").write_text(script)
     env = {**os.environ, "HOLDFAST_ENABLED": "1", "HOLDFAST_DIR": str(tmp_path / "run")}
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     called = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("CALLED")]
     assert set(called) == {"torch.nn.modules.module"}, done.stdout

@@ -25,7 +25,9 @@ def claim(name: str) -> dict[str, Any]:
     }
 
 
-def trainjob(name: str, *, epochs: int = EPOCHS, step_s: float = 0.1, **checkpointing: Any) -> dict[str, Any]:
+def trainjob(
+    name: str, *, epochs: int = EPOCHS, step_s: float = 0.1, cpu: str = "10m", **checkpointing: Any
+) -> dict[str, Any]:
     """Two nodes with a process each."""
     block: dict[str, Any] = {
         "interval": "30s",
@@ -43,7 +45,7 @@ def trainjob(name: str, *, epochs: int = EPOCHS, step_s: float = 0.1, **checkpoi
             "trainer": {
                 "numNodes": 2,
                 "command": ["torchrun", TRAIN, str(epochs), str(step_s), f"{CHECKPOINTS}/digest"],
-                "resourcesPerNode": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "1500Mi"}},
+                "resourcesPerNode": {"requests": {"cpu": cpu, "memory": "64Mi"}, "limits": {"memory": "1500Mi"}},
             },
         },
     }

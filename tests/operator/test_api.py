@@ -113,7 +113,11 @@ def test_what_the_webhooks_add_to_a_plain_job_and_to_a_jobset(operator):
     operator.apply({**jobset, "metadata": {"name": "set", "annotations": annotations}})
     policy = operator.get("jobset", "set")["spec"]["failurePolicy"]
     assert policy["rules"][0]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
-    operator.kubectl("delete", "job/plain", "jobset/set", "--wait=false")
+    operator.apply({**jobset, "metadata": {"name": "later"}})
+    text = f"holdfast.dev/checkpointing={json.dumps(block)}"
+    said = operator.kubectl("annotate", "jobset", "later", text, check=False)
+    assert "cannot be added to a JobSet that is there already" in said
+    operator.kubectl("delete", "job/plain", "jobset/set", "jobset/later", "--wait=false")
 
 
 PRETENDS = """

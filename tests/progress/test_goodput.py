@@ -292,6 +292,16 @@ def test_training_without_a_completed_step_is_lost_once_the_attempt_is_dead() ->
     assert timeline(events)[0]["detail"] == "peer died"
 
 
+@pytest.mark.parametrize("first", ["rescue", "notice"])
+def test_a_dead_rank_is_what_happened_whether_the_broken_connection_or_torchruns_signal_is_seen_first(first) -> None:
+    rescue = event(40, "rescue", step=7, cause="RuntimeError: Connection closed by peer", dead=[0])
+    notice = event(40, "notice", source="signal", detail="SIGTERM", step=7, dead=[0])
+    repeated = event(40.1, "notice", source="signal", detail="SIGTERM", repeated=True)
+    seen = [rescue, repeated] if first == "rescue" else [notice]
+    events = [*one_attempt(0, 1, 0, None), *seen, *one_attempt(50, 2, 7, 7)]
+    assert timeline(events)[0]["detail"] == "rank 0 died"
+
+
 def test_a_torn_line_about_the_first_batch_does_not_hide_the_training() -> None:
     events = [line for line in UNINTERRUPTED if line["event"] != "training"]
     found = goodput(events)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from holdfast.adapters.session import Load, Place, Session, announce, open_session, resume
 from holdfast.adapters.surroundings import surroundings
@@ -27,6 +28,9 @@ from holdfast.reporting import Reporter
 from holdfast.saving import Saver
 from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint
+
+if TYPE_CHECKING:
+    from holdfast.progress.push import Pusher
 
 log = logging.getLogger("holdfast")
 
@@ -43,6 +47,7 @@ class Host:
         self.saver: Saver | None = None
         self._engine: Engine | None = None
         self._reporter: Reporter | None = None
+        self._pusher: Pusher | None = None
         if self.rank == 0:
             announce(self.session)
 
@@ -118,8 +123,13 @@ class Host:
         )
         if self.rank == 0:
             self._tell_start(training.last_boundary())
+            self._pusher = _pusher(settings)
             self._reporter = Reporter(
-                ProgressFile(session.progress_file, last_words=settings.termination_log),
+                ProgressFile(
+                    session.progress_file,
+                    last_words=settings.termination_log,
+                    tell=self._pusher.push if self._pusher is not None else None,
+                ),
                 look,
                 signals,
                 lambda other: session.journal.record("handler_replaced", by=other),
@@ -179,6 +189,8 @@ class Host:
                 late.expect(self.settings.signals, self._engine.exit_code)
         if self._reporter is not None:
             self._reporter.stop()
+        if self._pusher is not None:
+            self._pusher.close()
         for backend in self.session.backends:
             backend.close()
         self.session.journal.close()
@@ -186,3 +198,15 @@ class Host:
     def saved_all(self, step: int) -> bool:
         """Whether nothing is left behind that a survivor would need."""
         return self.saver is None or (self.saver.committed is not None and self.saver.committed.step >= step)
+
+
+def _pusher(settings: Settings) -> Pusher | None:
+    if settings.progress_url is None:
+        return None
+    from holdfast.progress.push import Pusher
+
+    try:
+        return Pusher(settings.progress_url, settings.progress_token_file, settings.progress_ca)
+    except (OSError, ValueError) as error:  # certificates that are none
+        log.warning("the progress is not told to %s: %s", settings.progress_url, error)
+        return None

@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--health-port", type=int, default=8080)
     parser.add_argument("--certificates", help="folder with tls.crt, tls.key and ca.crt; without it they are made")
     parser.add_argument("--leave-crd", action="store_true", help="do not add fields to the CRD of TrainJob")
+    parser.add_argument("--push-port", type=int, help="where pods tell their progress; without it they are asked")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("kopf", "aiohttp.access"):
@@ -34,16 +35,9 @@ def main(argv: list[str]) -> int:
     except ImportError as error:
         raise MissingExtraError(str(error.name), "kubernetes", "the operator") from None
 
-    options = app.Options(
-        namespace=arguments.namespace,
-        service=arguments.service,
-        host=arguments.host,
-        configuration=arguments.configuration,
-        port=arguments.port,
-        health_port=arguments.health_port,
-        certificates=arguments.certificates,
-        touch_crd=not arguments.leave_crd,
-    )
+    given = vars(arguments)
+    command, leave_crd = given.pop("command"), given.pop("leave_crd")
+    options = app.Options(touch_crd=not leave_crd, **given)
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -51,7 +45,7 @@ def main(argv: list[str]) -> int:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await app.run(options, stop)
 
-    asyncio.run(run() if arguments.command == "run" else app.uninstall(options))
+    asyncio.run(run() if command == "run" else app.uninstall(options))
     return 0
 
 

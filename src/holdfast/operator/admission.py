@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import kopf
 
-from holdfast.operator import jobset, ray, trainjob
+from holdfast.operator import jobset, pods, ray, trainjob
 from holdfast.operator.names import JOBSET_GROUP, JOBSET_VERSION, JOBSETS, TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS
 from holdfast.operator.spec import SpecError
 
 log = logging.getLogger("holdfast.operator")
 
-Change = Callable[[dict[str, Any]], dict[str, Any]]
+Change = Callable[..., dict[str, Any]]
 
 Operation = Literal["CREATE", "UPDATE"]
 
@@ -29,19 +29,24 @@ WEBHOOKS: tuple[tuple[str, str, str, str, Change, tuple[Operation, ...]], ...] =
 """Path of the webhook, what it is for, what it does, when."""
 
 
-def register(registry: kopf.OperatorRegistry) -> None:
+def register(registry: kopf.OperatorRegistry, push: Callable[[], pods.Push] = lambda: pods.ASKED) -> None:
+    """``push``: where pods tell their progress, now."""
     for path, group, version, plural, change, operations in WEBHOOKS:
         for operation in operations:
             kopf.on.mutate(
                 group, version, plural, id=f"{path}-{operation.lower()}", operation=operation, registry=registry
-            )(_handler(change))
+            )(_handler(change, push))
 
 
-def _handler(change: Change) -> Callable[..., None]:
-    def handle(body: kopf.Body, patch: kopf.Patch, warnings: list[str], dryrun: bool, **_: Any) -> None:
+def _handler(change: Change, push: Callable[[], pods.Push]) -> Callable[..., None]:
+    def handle(
+        body: kopf.Body, patch: kopf.Patch, warnings: list[str], dryrun: bool, old: Any = None, **_: Any
+    ) -> None:
         before = _plain(body)
         try:
-            after = change(before)
+            if change is jobset.secured_jobset and old is not None:
+                jobset.check_update(_plain(old), before)
+            after = change(before) if change is ray.secured else change(before, push())
         except SpecError as error:
             log.info("%s %s refused: %s", before.get("kind"), _name(before), error)
             raise kopf.AdmissionError(str(error), code=400) from None

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ from kubernetes_asyncio.leaderelection.electionconfig import Config
 from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
 from kubernetes_asyncio.leaderelection.resourcelock.leaselock import LeaseLock
 
-from holdfast.operator import admission, certificates, crd
+from holdfast.operator import admission, certificates, crd, pods, push
 from holdfast.operator.cluster import Cluster
 from holdfast.operator.controller import Controller
 from holdfast.operator.names import JOBSET_GROUP, JOBSET_VERSION, JOBSETS, TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS
@@ -46,12 +46,19 @@ class Options:
     """A folder with tls.crt, tls.key and ca.crt; None: they are made here."""
     secret: str = "holdfast-operator-tls"
     touch_crd: bool = True
+    push_port: int | None = None
+    """Where pods tell their progress; None: they are asked."""
     host: str | None = None
     """The name in the certificate where the webhooks are not reached through the service."""
 
     @property
     def server_name(self) -> str:
         return self.host or f"{self.service}.{self.namespace}.svc"
+
+    def push(self, folder: Path) -> Callable[[], pods.Push]:
+        if self.push_port is None:
+            return lambda: pods.ASKED
+        return push.Address(f"https://{self.server_name}:{self.push_port}{push.PATH}", folder / "ca.crt").variables
 
 
 def identity() -> str:
@@ -62,7 +69,7 @@ def identity() -> str:
 async def run(options: Options, stop: asyncio.Event | None = None) -> None:
     """Until it is told to stop."""
     async with Cluster() as cluster, contextlib.AsyncExitStack() as stack:
-        controller = Controller(cluster, touch_crd=options.touch_crd)
+        controller = Controller(cluster, touch_crd=options.touch_crd, execs=options.push_port is None)
         folder = options.certificates
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-operator-"))
@@ -75,7 +82,7 @@ async def run(options: Options, stop: asyncio.Event | None = None) -> None:
             port=options.port, certfile=f"{folder}/tls.crt", pkeyfile=f"{folder}/tls.key", cafile=f"{folder}/ca.crt"
         )
         kopf.on.login(registry=registry)(_log_in)
-        admission.register(registry)
+        admission.register(registry, options.push(Path(folder)))
         _follow(registry, controller)
         chores: list[Coroutine[Any, Any, None]] = [
             controller.watch_pods(),
@@ -83,6 +90,9 @@ async def run(options: Options, stop: asyncio.Event | None = None) -> None:
         ]
         if options.certificates is None:
             chores.append(_renew(cluster, options, Path(folder)))
+        if options.push_port is not None:
+            server = push.Server(cluster, controller)
+            chores.append(server.serve(options.push_port, Path(folder, "tls.crt"), Path(folder, "tls.key")))
         tasks = [asyncio.create_task(chore) for chore in chores]
         operator = asyncio.create_task(
             kopf.operator(

@@ -15,7 +15,7 @@ from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.stream import WsApiClient
 
 from holdfast.errors import HoldfastError
-from holdfast.operator.names import MANAGED, MANAGER
+from holdfast.operator.names import AUDIENCE, MANAGED, MANAGER
 from holdfast.progress import MAX_BYTES
 
 EXEC_TIMEOUT_S = 10.0
@@ -168,6 +168,16 @@ class Cluster:
                     grace_period_seconds=0, preconditions=client.V1Preconditions(uid=meta["uid"])
                 ),
             )
+
+    async def pod_of_token(self, token: str) -> str | None:
+        """The UID of the pod that a token was made for, if it was made to be shown to us."""
+        self.calls["token review"] += 1
+        review = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token, audiences=[AUDIENCE]))
+        found = (await client.AuthenticationV1Api(self.api).create_token_review(review)).status
+        if not found.authenticated or AUDIENCE not in (found.audiences or []):
+            return None
+        uids = (found.user.extra or {}).get("authentication.kubernetes.io/pod-uid") or []
+        return str(uids[0]) if uids else None
 
     async def pods(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """All pods that the operator has made safe, and then what happens to them, for ever."""

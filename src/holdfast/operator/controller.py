@@ -12,6 +12,7 @@ import heapq
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -62,6 +63,10 @@ class Job:
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By UID. Those that are gone stay until the job has been looked at."""
     gone: set[str] = field(default_factory=set)
+    pushed: dict[str, bytes] = field(default_factory=dict)
+    """What pods have told by themselves, by UID."""
+    looked: float = 0.0
+    """When it was looked at last."""
     asked: Checkpointing | None = None
     pause_s: float = SOONEST_S
     due: float = 0.0
@@ -74,16 +79,23 @@ class Controller:
     """All jobs of the cluster."""
 
     def __init__(
-        self, cluster: Cluster, *, touch_crd: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        *,
+        touch_crd: bool = True,
+        execs: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cluster = cluster
         self.touch_crd = touch_crd
         """Whether a TrainJob's status has a field for the progress; else it goes into an annotation."""
+        self.execs = execs
+        """Whether pods are looked into; else they tell their progress by themselves."""
         self.jobs: dict[Key, Job] = {}
         self.leads = False
         self.looks = 0
         self.late_s = 0.0
-        """The longest that a job had to wait beyond its time since this was last set to 0."""
+        """The longest that a job had to wait beyond its time, in this minute."""
         self._clock = clock
         self._queue: list[tuple[float, Key]] = []
         self._woken = asyncio.Event()
@@ -133,6 +145,15 @@ class Controller:
         if event == "DELETED" or before is None or _pod_told(before) != _pod_told(pod):
             self._look_soon(job)
 
+    def saw_push(self, uid: str, data: bytes) -> bool:
+        """A pod has told its progress; returns whether its job is followed. No pod is looked at sooner than in turn."""
+        for job in self.jobs.values():
+            if uid in job.pods and job.body is not None:
+                job.pushed[uid] = data
+                self._schedule(job, max(AFTER_EVENT_S, job.looked + SOONEST_S - self._clock()))
+                return True
+        return False
+
     def _look_soon(self, job: Job) -> None:
         job.pause_s = SOONEST_S
         self._schedule(job, AFTER_EVENT_S)
@@ -155,6 +176,7 @@ class Controller:
             job.due, job.busy = 0.0, False
             self._schedule(job, 0.0)
         tasks = [asyncio.create_task(self._work()) for _ in range(WORKERS)]
+        tasks.append(asyncio.create_task(self._tell_work()))
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -182,6 +204,22 @@ class Controller:
             except Exception as error:
                 log.warning("cannot watch pods (%s: %s); trying again", type(error).__name__, str(error)[:200])
                 await asyncio.sleep(5.0)
+
+    async def _tell_work(self) -> None:
+        """Whether it keeps up, in the log."""
+        while True:
+            before, looks, self.late_s = Counter(self.cluster.calls), self.looks, 0.0
+            await asyncio.sleep(60.0)
+            calls = self.cluster.calls - before
+            kinds = ", ".join(f"{count} {kind}" for kind, count in calls.most_common())
+            log.info(
+                "in the last minute: %d jobs followed, %d looks, at most %.1f s late, %d API calls (%s)",
+                sum(job.body is not None for job in self.jobs.values()),
+                self.looks - looks,
+                self.late_s,
+                calls.total(),
+                kinds,
+            )
 
     async def _work(self) -> None:
         while True:
@@ -232,6 +270,7 @@ class Controller:
         if job.body is None or job.asked is None:
             return
         self.looks += 1
+        job.looked = self._clock()
         body, asked = job.body, job.asked
         if not job.claims_made:
             await self._make_claims(job, asked)
@@ -240,7 +279,7 @@ class Controller:
         pods = sorted(job.pods.values(), key=_order)
         gone = set(job.gone)
         phase, reason = status.phase_of(body, pods, before.get("phase"))
-        progress, problem, source = await self._read(pods, gone, asked)
+        progress, problem, source = await self._read(pods, gone, asked, job.pushed)
         after, happened = status.combined(before, phase, reason, progress, problem, source, datetime.now(UTC))
         if after != before:
             await self._show(body, after, progress)
@@ -249,6 +288,7 @@ class Controller:
         for uid in gone:
             job.pods.pop(uid, None)
             job.gone.discard(uid)
+            job.pushed.pop(uid, None)
         await self._give_up_lost(job)
         moved = after != before
         job.pause_s = SOONEST_S if moved else min(LATEST_S, job.pause_s * 1.5)
@@ -256,7 +296,7 @@ class Controller:
         _remember(body, after)
 
     async def _read(
-        self, pods: list[dict[str, Any]], gone: set[str], asked: Checkpointing
+        self, pods: list[dict[str, Any]], gone: set[str], asked: Checkpointing, pushed: dict[str, bytes]
     ) -> tuple[dict[str, Any] | None, str | None, dict[str, Any] | None]:
         """The progress of the first pod that tells it, rank 0 first; else what is wrong with what the first said."""
         problem: str | None = None
@@ -265,7 +305,12 @@ class Controller:
             if meta["uid"] in gone or not _can_exec(pod):
                 continue
             try:
-                data = await self.cluster.read_file(meta["namespace"], meta["name"], _container(pod), _file(pod, asked))
+                data = pushed.get(meta["uid"])
+                if data is None and not self.execs:
+                    continue
+                if data is None:
+                    place = (meta["namespace"], meta["name"], _container(pod), _file(pod, asked))
+                    data = await self.cluster.read_file(*place)
                 return parse_progress(data), None, pod
             except ProgressFileError as error:
                 said = plain(str(error), 400)

@@ -10,8 +10,8 @@ import copy
 from typing import Any
 
 from holdfast.operator import pods
-from holdfast.operator.names import CONTAINER, EXIT_CODE, JOB_NAME_LABEL, JOBSET_NAME_LABEL, MANAGED
-from holdfast.operator.spec import from_annotations
+from holdfast.operator.names import CHECKPOINTING, CONTAINER, EXIT_CODE, JOB_NAME_LABEL, JOBSET_NAME_LABEL, MANAGED
+from holdfast.operator.spec import SpecError, from_annotations
 
 CRASHES = 3
 """Restarts of the group after crashes, where the JobSet does not say."""
@@ -34,7 +34,7 @@ def _tell_apart(spec: dict[str, Any], action: str) -> None:
         spec["podReplacementPolicy"] = "Failed"
 
 
-def secured_jobset(jobset: dict[str, Any]) -> dict[str, Any]:
+def secured_jobset(jobset: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, Any]:
     """A JobSet that was made from a TrainJob that asks for it, or that asks itself by annotation."""
     annotations = jobset.get("metadata", {}).get("annotations") or {}
     from_trainjob = annotations.get(MANAGED) == "TrainJob"
@@ -54,7 +54,7 @@ def secured_jobset(jobset: dict[str, Any]) -> dict[str, Any]:
                 _add_secret(pod, asked.secret)
         elif asked is not None:
             run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
-            pods.secure(template["template"], asked, run_id)
+            pods.secure(template["template"], asked, run_id, push)
         # One pod that leaves ends its Job, and with it the group, which is then started anew.
         _tell_apart(template, "FailJob")
         template["backoffLimit"] = 0
@@ -72,7 +72,17 @@ def secured_jobset(jobset: dict[str, Any]) -> dict[str, Any]:
     return jobset
 
 
-def secured_job(job: dict[str, Any]) -> dict[str, Any]:
+def check_update(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """What it needs cannot be changed any more once a JobSet is there: its failure policy and its pods."""
+    before, after = (thing.get("metadata", {}).get("annotations") or {} for thing in (old, new))
+    if CHECKPOINTING in after and CHECKPOINTING not in before and MANAGED not in after:
+        raise SpecError(
+            f"annotation {CHECKPOINTING}: cannot be added to a JobSet that is there already; delete the JobSet and "
+            f"create it with the annotation"
+        )
+
+
+def secured_job(job: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, Any]:
     """A plain Job that asks for it by annotation. Its pods are replaced one by one: all of them leave together."""
     annotations = job.get("metadata", {}).get("annotations") or {}
     asked = from_annotations(annotations)
@@ -81,7 +91,7 @@ def secured_job(job: dict[str, Any]) -> dict[str, Any]:
     job = copy.deepcopy(job)
     spec = job["spec"]
     run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOB_NAME_LABEL}']"}}
-    pods.secure(spec["template"], asked, run_id)
+    pods.secure(spec["template"], asked, run_id, push)
     _tell_apart(spec, "Ignore")
     _label(spec["template"], "Job")
     return job

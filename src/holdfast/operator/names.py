@@ -29,3 +29,7 @@ CONTAINER = "node"
 
 PROGRESS_FILE = "/workspace/training_progress.json"
 EXIT_CODE = 143
+
+AUDIENCE = DOMAIN
+"""What the token is for that a pod shows when it tells its progress."""
+TOKEN_FOLDER = "/var/run/secrets/holdfast.dev"

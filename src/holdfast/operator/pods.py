@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from holdfast.operator.names import AUDIENCE, TOKEN_FOLDER
 from holdfast.operator.spec import Checkpointing
 
 _VOLUMES = ("holdfast-checkpoints", "holdfast-fallback")
+_TOKEN = "holdfast-token"
+_TOKEN_S = 3600
 _LOST_NODE_S = 30
 """A pod on a node that does not answer is given up after this time instead of the usual five minutes."""
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def volumes(asked: Checkpointing) -> list[dict[str, Any]]:
-    return [
+Push = Mapping[str, str]
+"""Variables that say where a pod tells its progress."""
+ASKED: Push = MappingProxyType({})
+"""It does not: it is asked."""
+
+
+def volumes(asked: Checkpointing, push: Push) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
         {"name": name, "persistentVolumeClaim": {"claimName": volume.claim}}
         for name, volume in zip(_VOLUMES, asked.volumes, strict=False)
     ]
+    if push:
+        token = {"audience": AUDIENCE, "expirationSeconds": _TOKEN_S, "path": "token"}
+        found.append({"name": _TOKEN, "projected": {"sources": [{"serviceAccountToken": token}]}})
+    return found
 
 
-def mounts(asked: Checkpointing) -> list[dict[str, Any]]:
-    return [{"name": name, "mountPath": volume.path} for name, volume in zip(_VOLUMES, asked.volumes, strict=False)]
+def mounts(asked: Checkpointing, push: Push) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": name, "mountPath": volume.path} for name, volume in zip(_VOLUMES, asked.volumes, strict=False)
+    ]
+    return [*found, {"name": _TOKEN, "mountPath": TOKEN_FOLDER, "readOnly": True}] if push else found
+
+
+def variables(asked: Checkpointing, run_id: dict[str, Any], push: Push) -> list[dict[str, Any]]:
+    more = {**push, "HOLDFAST_PROGRESS_TOKEN_FILE": f"{TOKEN_FOLDER}/token"} if push else {}
+    return added(asked.variables(run_id), [{"name": name, "value": value} for name, value in more.items()])
 
 
 def tolerations() -> list[dict[str, Any]]:
@@ -36,19 +59,19 @@ def added(there: list[dict[str, Any]] | None, more: list[dict[str, Any]], key: s
     return [*(there or []), *(copy.deepcopy(item) for item in more if item.get(key) not in known)]
 
 
-def secure(template: dict[str, Any], asked: Checkpointing, run_id: dict[str, Any], *, containers: int = 1) -> None:
-    """Change a pod template in place. ``containers``: how many of its containers train, from the first."""
+def secure(template: dict[str, Any], asked: Checkpointing, run_id: dict[str, Any], push: Push) -> None:
+    """Change a pod template, whose first container trains, in place."""
     spec = template["spec"]
-    spec["volumes"] = added(spec.get("volumes"), volumes(asked))
+    spec["volumes"] = added(spec.get("volumes"), volumes(asked, push))
     if not spec["volumes"]:
         del spec["volumes"]
     spec["tolerations"] = added(spec.get("tolerations"), tolerations(), "key")
     spec["terminationGracePeriodSeconds"] = max(asked.grace_s, spec.get("terminationGracePeriodSeconds") or 0)
-    for container in (spec.get("containers") or [])[:containers]:
-        container["env"] = added(container.get("env"), asked.variables(run_id))
+    for container in (spec.get("containers") or [])[:1]:
+        container["env"] = added(container.get("env"), variables(asked, run_id, push))
         if asked.secret:
             secrets = container.setdefault("envFrom", [])
             if {"secretRef": {"name": asked.secret}} not in secrets:
                 secrets.append({"secretRef": {"name": asked.secret}})
-        if asked.volumes:
-            container["volumeMounts"] = added(container.get("volumeMounts"), mounts(asked), "mountPath")
+        if more := mounts(asked, push):
+            container["volumeMounts"] = added(container.get("volumeMounts"), more, "mountPath")

@@ -21,7 +21,7 @@ def asked_by(trainjob: dict[str, Any]) -> Checkpointing | None:
     return from_annotations(trainjob.get("metadata", {}).get("annotations") or {})
 
 
-def secured(trainjob: dict[str, Any]) -> dict[str, Any]:
+def secured(trainjob: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, Any]:
     """The TrainJob with what its training containers need; raises SpecError if what it asks for is not accepted."""
     asked = asked_by(trainjob)
     if asked is None:
@@ -30,18 +30,18 @@ def secured(trainjob: dict[str, Any]) -> dict[str, Any]:
     spec = trainjob["spec"] = trainjob.get("spec") or {}
     trainer = spec["trainer"] = spec.get("trainer") or {}
     # Variables of this container are refused in a runtime patch: upstream wants them here.
-    trainer["env"] = pods.added(trainer.get("env"), asked.variables(RUN_ID))
+    trainer["env"] = pods.added(trainer.get("env"), pods.variables(asked, RUN_ID, push))
     others = [patch for patch in spec.get("runtimePatches") or [] if patch.get("manager") != MANAGER]
-    spec["runtimePatches"] = [*others, _runtime_patch(asked)]
+    spec["runtimePatches"] = [*others, _runtime_patch(asked, push)]
     return trainjob
 
 
-def _runtime_patch(asked: Checkpointing) -> dict[str, Any]:
+def _runtime_patch(asked: Checkpointing, push: pods.Push) -> dict[str, Any]:
     container: dict[str, Any] = {"name": CONTAINER}
     pod: dict[str, Any] = {"terminationGracePeriodSeconds": asked.grace_s}
-    if asked.volumes:
-        pod["volumes"] = pods.volumes(asked)
-        container["volumeMounts"] = pods.mounts(asked)
+    if mounts := pods.mounts(asked, push):
+        pod["volumes"] = pods.volumes(asked, push)
+        container["volumeMounts"] = mounts
         pod["containers"] = [container]
     annotations = {MANAGED: "TrainJob"}
     if asked.secret:

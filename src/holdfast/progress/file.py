@@ -247,12 +247,18 @@ class ProgressFile:
     """Writes the progress of one attempt. Rank 0 alone has one."""
 
     def __init__(
-        self, path: str | os.PathLike[str], clock: Clock = SYSTEM_CLOCK, *, last_words: str | None = None
+        self,
+        path: str | os.PathLike[str],
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        last_words: str | None = None,
+        tell: Callable[[bytes], None] | None = None,
     ) -> None:
         """``last_words``: a file that is there already and gets the progress too, such as a container's termination
-        log, which is read after the container has ended."""
+        log, which is read after the container has ended. ``tell``: gets what is written."""
         self.path = Path(path)
         self._last_words = last_words
+        self._tell = tell
         self._clock = clock
         # A commit reports from a writer's thread while training reports from its own.
         self._lock = threading.Lock()
@@ -268,6 +274,8 @@ class ProgressFile:
             percent, eta_s = self._estimate(progress)
             rendered = render(progress, percent, eta_s, self._clock.wall())
             data = json.dumps(rendered, allow_nan=False, indent=2).encode() + b"\n"
+            if self._tell is not None:
+                self._tell(data)
             try:
                 self._replace(data)
                 if self._last_words is not None:

@@ -418,10 +418,8 @@ def _note(attempt: _Attempt, event: Mapping[str, Any], t: float) -> None:
         attempt.notices.append((t, step))
         if attempt.notice_wall is None:
             attempt.notice_wall = float(event["t"])
-            attempt.detail = _words(event, "source", "detail")
-            if isinstance(dead := event.get("dead"), list) and dead:
-                # torchrun tells the others to leave once a rank is dead: that is what happened, not the signal.
-                attempt.detail = f"rank {dead[0]} died"
+            # torchrun tells the others to leave once a rank is dead: that is what happened, not the signal.
+            attempt.detail = (attempt.rescued and attempt.detail) or _death(event) or _words(event, "source", "detail")
     elif name == "commit":
         attempt.commits.append((t, step))
         attempt.committed_step = max(attempt.committed_step or 0, step or 0)
@@ -432,7 +430,7 @@ def _note(attempt: _Attempt, event: Mapping[str, Any], t: float) -> None:
             attempt.stalls.append((t, which, _rank(event), seconds))
     elif name == "rescue":
         attempt.rescued = True
-        attempt.detail = attempt.detail or _words(event, "cause")
+        attempt.detail = attempt.detail or _death(event) or _words(event, "cause")
     elif name == "save_failed":
         attempt.detail = attempt.detail or _words(event, "error")
     elif name == "end":
@@ -516,6 +514,11 @@ def _step(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         return None
     return int(value)
+
+
+def _death(event: Mapping[str, Any]) -> str:
+    dead = event.get("dead")
+    return f"rank {dead[0]} died" if isinstance(dead, list) and dead else ""
 
 
 def _words(event: Mapping[str, Any], *names: str) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import importlib
+import itertools
 import json
 import sys
 import time
@@ -144,12 +145,19 @@ class Beat(L.Callback):
 
     def on_train_start(self, trainer, pl_module):
         self.began = time.perf_counter(), time.process_time()
+        self.ends = []
 
     def on_train_end(self, trainer, pl_module):
         self.seconds, self.cpu_seconds = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
 
+    def step_s(self):
+        """The usual time from step to step."""
+        return sorted(after - before for before, after in itertools.pairwise(self.ends))[len(self.ends) // 2 - 1]
+
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if not args.silent:
+        if args.silent:
+            self.ends.append(time.perf_counter())
+        else:
             (out / f"step-{trainer.global_rank}").write_text(str(trainer.global_step))
 
 
@@ -223,6 +231,7 @@ result = {
     "seen": model.seen,
     "seconds": beat.seconds,
     "cpu_seconds": beat.cpu_seconds,
+    "step_s": beat.step_s() if args.silent else None,
 }
 (out / f"result-{trainer.global_rank}.json").write_text(json.dumps(result))
 sys.stdout.flush()
