@@ -146,7 +146,18 @@ def speed(cluster: Cluster, rounds: int) -> list[tuple[float, float]]:
         pair = []
         for variables in (HOLDFAST, {}):
             out = Path(tempfile.mkdtemp(dir=FOLDER.name))
-            options = ["--storage", str(out), "--name", "speed", "--epochs", "12", "--width", "512", "--warm-up", "100"]
+            options = [
+                "--storage",
+                str(out),
+                "--name",
+                "speed",
+                "--epochs",
+                "100",
+                "--width",
+                "512",
+                "--warm-up",
+                "1000",
+            ]
             job = cluster.run(SCRIPT, out, *options, **variables)
             pair.append(float(job.result()[0]["step_ms"]))  # type: ignore[arg-type]
         found.append((pair[0], pair[1]))

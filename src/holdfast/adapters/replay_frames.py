@@ -134,9 +134,14 @@ def _limited(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Outward, without those of torch, but for an optimizer's step, and of holdfast."""
+    """Outward, without those of torch, but for an optimizer's step, and of holdfast; up to Ray, which calls a script's
+    function and holds a great deal that is not the script's."""
+    ray = sys.modules.get("ray")
+    end = os.path.dirname(ray.__file__) + os.sep if ray is not None and ray.__file__ else None
     while frame is not None:
         name = frame.f_code.co_filename
+        if end is not None and name.startswith(end):
+            return
         if name == _STEP or not name.startswith((_TORCH, _OURS)):
             yield frame
         frame = frame.f_back
