@@ -133,7 +133,7 @@ class Bench:
         return tallies
 
     def speed(self, world: int, rounds: int) -> dict[str, Pairs]:
-        """The usual time of a step with the adapter and without, in turn: of a tiny model, and of one that takes 20 ms."""
+        """The usual time of a step with the adapter and without, in turn: of a tiny model, and where it takes 20 ms."""
         tiny = ["--silent", "--epochs", "4", "--samples", str(1600 * world), "--val-every", "4"]
         usual = ["--silent", "--epochs", "2", "--samples", str(800 * world), "--val-every", "2", "--step-s", "0.02"]
         pairs = {"a tiny model": Pairs(), "steps of 20 ms": Pairs()}

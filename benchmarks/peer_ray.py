@@ -158,7 +158,7 @@ def speed(cluster: Cluster, rounds: int) -> list[tuple[float, float]]:
                 "--warm-up",
                 "1000",
             ]
-            job = cluster.run(SCRIPT, out, *options, **variables)
+            job = cluster.run(SCRIPT, out, *options, "--warm-up", "1000", **variables)
             pair.append(float(job.result()[0]["step_ms"]))  # type: ignore[arg-type]
         found.append((pair[0], pair[1]))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -133,3 +134,28 @@ def test_sigterm_to_torchrun(plain, tmp_path):
     for lines in uninterrupted(plain, spec):
         for line in lines:
             assert line in again.stdout
+
+
+def forget(folder: str, rank: int) -> int:
+    """Make the newest checkpoint one that a survivor on another machine has saved, without that rank's part."""
+    newest = assert_whole(folder)
+    files = tuple(entry for entry in newest.manifest.files if entry.path != f"rank-{rank:05d}.safetensors")
+    assert len(files) == len(newest.manifest.files) - 1, newest.manifest.files
+    lost = (f"the random state and data position of rank {rank} are lost",)
+    manifest = dataclasses.replace(newest.manifest, files=files, inexact=lost)
+    newest.backend.amend(newest.name, manifest.encode())
+    return newest.step
+
+
+def test_a_rank_whose_part_died_with_its_machine_goes_on_with_anothers_though_that_has_read_more(plain, tmp_path):
+    # Rank 0 alone reads the loss after each step, to print it.
+    spec = drill.Spec(str(tmp_path / "run"), "plain_ddp", 2, [{"at": "step 9"}], {"EVALUATE": "0"})
+    assert set(plain.run(spec).codes) == {143}
+    step = forget(spec.dir, 1)
+    again = plain.run(dataclasses.replace(spec, faults=[{"at": "step 14"}]))
+    assert set(again.codes) == {143}, again.log
+    assert "holds no random state of rank 1" in again.log
+    assert assert_whole(spec.dir).step > step
+    done = plain.run(spec.plain())
+    assert done.codes == [0, 0], done.log
+    assert assert_whole(spec.dir).manifest.complete

@@ -161,8 +161,8 @@ def training(operator: Kube) -> Iterator[Callable[..., Training]]:
     """Submits a TrainJob, which is deleted at the end."""
     submitted: list[Training] = []
 
-    def submit(name: str, **options: Any) -> Training:
-        submitted.append(Training(operator, name, **options))
+    def submit(name: str, labels: dict[str, str] | None = None, **options: Any) -> Training:
+        submitted.append(Training(operator, name, labels, **options))
         return submitted[-1]
 
     yield submit

@@ -796,9 +796,9 @@ def test_the_tolerations_of_the_runtime_stay_beside_ours_in_a_jobset_of_a_trainj
     }
 
 
-def test_claims_mounts_and_grace_period_of_a_trainjob_come_by_our_runtime_patch():
+def test_claims_and_mounts_of_a_trainjob_come_by_our_runtime_patch():
     pod = node_patch(train_job(FULL))
-    assert pod["terminationGracePeriodSeconds"] == 90
+    assert set(pod) == {"volumes", "containers"}
     assert [one["persistentVolumeClaim"]["claimName"] for one in pod["volumes"]] == ["first", "second"]
     mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
     assert [mounts[one["name"]] for one in pod["volumes"]] == ["/first", "/second"]
@@ -813,12 +813,76 @@ def test_a_patch_that_an_older_operator_left_is_replaced_and_those_of_others_sta
     assert [one["manager"] for one in patches[2:]] == [MANAGER]
 
 
-def test_the_secret_of_a_trainjob_reaches_the_container_through_its_jobset():
+@pytest.mark.parametrize(("of_the_runtime", "grace"), [(None, 90), (30, 90), (300, 300)])
+def test_secret_and_grace_period_of_a_trainjob_reach_the_pods_through_its_jobset(of_the_runtime, grace):
     patches = trainjob.secured(train_job(FULL))["spec"]["runtimePatches"]
     annotations = patches[0]["trainingRuntimeSpec"]["template"]["metadata"]["annotations"]
-    after = jobset.secured_jobset(job_set(annotations))
+    thing = job_set(annotations)
+    before = thing["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    if of_the_runtime is not None:
+        before["terminationGracePeriodSeconds"] = of_the_runtime
+    after = jobset.secured_jobset(thing)
     pod = after["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert pod["terminationGracePeriodSeconds"] == grace
+
+
+def test_what_was_asked_for_is_known_when_somebody_has_dropped_the_block():
+    after = trainjob.secured(train_job(FULL))
+    del after["spec"]["checkpointing"]
+    assert trainjob.asked_by(after) == trainjob.asked_by(train_job(FULL))
+    again = trainjob.secured(after)
+    assert again["spec"]["runtimePatches"] == after["spec"]["runtimePatches"]
+
+
+PUSH = {"HOLDFAST_PROGRESS_URL": "https://operator:9444/progress", "HOLDFAST_PROGRESS_CA": "PEM"}
+
+
+def test_where_pods_tell_their_progress_they_get_an_address_and_a_token_for_this_use_alone():
+    after = trainjob.secured(train_job(FULL), PUSH)
+    names = {variable["name"]: variable.get("value") for variable in after["spec"]["trainer"]["env"]}
+    assert names["HOLDFAST_PROGRESS_URL"] == PUSH["HOLDFAST_PROGRESS_URL"]
+    patch = after["spec"]["runtimePatches"][-1]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    pod = patch["template"]["spec"]["template"]["spec"]
+    (token,) = [one for one in pod["volumes"] if "projected" in one]
+    (source,) = token["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == "holdfast.dev"
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == token["name"]]
+    assert names["HOLDFAST_PROGRESS_TOKEN_FILE"] == f"{mount['mountPath']}/{source['serviceAccountToken']['path']}"
+
+
+def test_a_jobset_that_runs_already_cannot_ask_for_it_any_more():
+    plain = {"metadata": {"name": "set"}}
+    asks = {"metadata": {"name": "set", "annotations": {CHECKPOINTING: "true"}}}
+    with pytest.raises(SpecError, match="cannot be added to a JobSet that is there already"):
+        jobset.check_update(plain, asks)
+    jobset.check_update(asks, asks)
+    jobset.check_update(plain, plain)
+    managed = {"metadata": {"annotations": {CHECKPOINTING: "true", MANAGED: "TrainJob"}}}
+    jobset.check_update(plain, managed)
+
+
+def test_what_a_pod_tells_is_read_in_its_turn_and_nobody_execs():
+    clock = iter(range(1000, 2000))
+    followed = Controller(None, execs=False, clock=lambda: float(next(clock)))
+    body = {**train_job({"storage": {"uri": "s3://b/x"}}), "kind": "TrainJob"}
+    body["metadata"] = {"namespace": "default", "name": "job", "uid": "j"}
+    followed.saw_job("TrainJob", "ADDED", body)
+    labels = {MANAGED: "TrainJob", "jobset.sigs.k8s.io/jobset-name": "job"}
+    pod = {"metadata": {"uid": "p", "namespace": "default", "name": "pod", "labels": labels}}
+    pod |= {"spec": {"containers": [{"name": "node"}]}}
+    pod["status"] = {"containerStatuses": [{"name": "node", "state": {"running": {}}}]}
+    followed.saw_pod("ADDED", pod)
+    assert not followed.saw_push("stranger", b"{}")
+    (job,) = followed.jobs.values()
+    assert asyncio.run(followed._read([pod], set(), job.asked, job.pushed)) == (None, None, None)
+    assert followed.saw_push("p", b'{"step": 7}')
+    progress, problem, source = asyncio.run(followed._read([pod], set(), job.asked, job.pushed))
+    assert (progress, problem, source) == ({"step": 7}, None, pod)
+    followed.saw_push("p", b"<html>")
+    progress, problem, _ = asyncio.run(followed._read([pod], set(), job.asked, job.pushed))
+    assert progress is None
+    assert "pod is not accepted" in problem
 
 
 def test_only_what_trains_in_a_jobset_of_a_trainjob_is_changed():

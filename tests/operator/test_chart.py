@@ -85,6 +85,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         "certificates.certManager.issuerRef.kind=ClusterIssuer",
     ),
     "CRD left alone": ("crd.patch=false",),
+    "progress is pushed": ("progress.by=push",),
     "little": ("replicas=1", "podDisruptionBudget.enabled=false", "networkPolicy.enabled=false"),
     "everything": (
         "image.repository=registry.example.com:5000/team/operator",
@@ -414,13 +415,13 @@ CLUSTER = (
     | expanded("jobset.x-k8s.io", "jobsets", "get list watch patch")
     | expanded("batch", "jobs", "get list watch patch")
     | expanded("", "pods", "get list watch delete")
-    | expanded("", "pods/exec", "get create")
     | expanded("", "events", "create")
     | expanded("", "persistentvolumeclaims", "create")
     | expanded("", "nodes", "get")
-    | expanded("authentication.k8s.io", "tokenreviews", "create")
     | expanded("apiextensions.k8s.io", "customresourcedefinitions", "list watch")
 )
+EXEC = expanded("", "pods/exec", "get create")
+PUSH = expanded("authentication.k8s.io", "tokenreviews", "create")
 TOUCH_CRD = expanded("apiextensions.k8s.io", "customresourcedefinitions", "get patch", CRD)
 TRUST = expanded("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "get patch", NAME)
 LEASE = expanded("coordination.k8s.io", "leases", "create") | expanded(
@@ -430,11 +431,23 @@ SECRET = expanded("", "secrets", "create") | expanded("", "secrets", "get update
 
 
 def test_the_operator_may_do_what_it_must_and_nothing_else(helm: str, default: Objects) -> None:
-    assert rights(one(default, "ClusterRole")) == CLUSTER | TOUCH_CRD | TRUST
+    assert rights(one(default, "ClusterRole")) == CLUSTER | EXEC | TOUCH_CRD | TRUST
     assert rights(one(default, "Role")) == LEASE | SECRET
     objects = rendered(helm, *VALUES["cert-manager"], *VALUES["CRD left alone"])
-    assert rights(one(objects, "ClusterRole")) == CLUSTER
+    assert rights(one(objects, "ClusterRole")) == CLUSTER | EXEC
     assert rights(one(objects, "Role")) == LEASE
+    pushing = rendered(helm, "progress.by=push")
+    assert rights(one(pushing, "ClusterRole")) == CLUSTER | PUSH | TOUCH_CRD | TRUST
+
+
+def test_where_pods_tell_their_progress_they_can_reach_the_operator(helm: str, default: Objects) -> None:
+    pushing = rendered(helm, "progress.by=push")
+    container = one(pushing, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert "--push-port=9444" in container["args"]
+    assert {"name": "push", "port": 9444, "targetPort": "push"} in one(pushing, "Service")["spec"]["ports"]
+    rules = one(pushing, "NetworkPolicy")["spec"]["ingress"]
+    assert any(port["port"] == "push" for rule in rules for port in rule["ports"])
+    assert "push" not in str(one(default, "Service")) + str(one(default, "Deployment")["spec"])
 
 
 def test_no_rule_has_a_wildcard_and_each_says_why_it_is_there(helm: str, default: Objects) -> None:

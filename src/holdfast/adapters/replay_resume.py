@@ -23,6 +23,16 @@ from holdfast.errors import StateError, StoreError
 log = logging.getLogger("holdfast")
 
 
+def _of_another(contents: Contents, step: int) -> dict[str, Any] | None:
+    """Another rank's part, which is as good as one's own but for what that rank alone has read or held."""
+    mine = contents.of_another(step)
+    follow = mine.get("follow") if mine is not None else None
+    if follow:
+        follow["exact"] = False
+        follow["seen"]["partial"] = follow["seen"]["foreign"] = True
+    return mine
+
+
 class Replay:
     """From a checkpoint to a loop that is where it was."""
 
@@ -39,7 +49,7 @@ class Replay:
         self.run: dict[str, Any] = tree_of(contents.loaded, RUN)["run"]
         if mine is None:
             log.warning(DIED_WITH_IT, checkpoint.name, contents.rank)
-            mine = contents.of_another(self.run["step"])
+            mine = _of_another(contents, self.run["step"])
         if mine is None:
             raise StoreError(f"{checkpoint.name} holds no position of any rank")
         self.saved: dict[str, Any] = mine.get("follow", {})

@@ -75,6 +75,8 @@ class Seen:
         self.objects: list[Any] = []
         self.lost: str | None = None
         """The first read that was too large to be kept."""
+        self.foreign = False
+        """Reads of an earlier process are not known, since they died with it: those of another rank stand for them."""
         self._size = 0
         self._by_code: dict[tuple[int, int, str, type], int] = {}
         self._kinds: dict[int, int] = {}
@@ -172,6 +174,7 @@ class Seen:
             "sites": [list(site) for site in self.sites],
             "objects": list(self.objects),
             "lost": self.lost,
+            **({"partial": True, "foreign": True} if self.foreign else {}),
         }
 
     def recall(self, saved: dict[str, Any]) -> None:
@@ -192,8 +195,9 @@ class Seen:
         self.numbers = array("i", saved["numbers"][:count].tolist())
         self.values = array("d", saved["values"][:count].tolist())
         self.objects = list(saved["objects"])
-        if not recalled.left():
+        if not recalled.left() or saved.get("foreign"):
             self._recalled = None
+        self.foreign = bool(saved.get("foreign"))
         self._size = sum(_size_of(value) for value in self.objects)
         self.lost = saved["lost"]
 
@@ -247,7 +251,8 @@ class _Recalled:
         self.strict = False
         if self._failure is not None:  # the script has caught it
             raise self._failure
-        if self.left() != len(self.saved["numbers"]) - count and not self.saved["lost"]:
+        unknown = self.saved["lost"] or self.saved.get("partial")
+        if self.left() != len(self.saved["numbers"]) - count and not unknown:
             raise astray("it has read less, or more, out of tensors than the run had")
 
 

@@ -50,8 +50,10 @@ def secured_jobset(jobset: dict[str, Any], push: pods.Push = pods.ASKED) -> dict
             pod = template["template"]["spec"]
             # Here, where those of the runtime are seen: a runtime patch would replace them.
             pod["tolerations"] = pods.added(pod.get("tolerations"), pods.tolerations(), "key")
-            if asked is not None and asked.secret:
-                _add_secret(pod, asked.secret)
+            if asked is not None:
+                pod["terminationGracePeriodSeconds"] = max(asked.grace_s, pod.get("terminationGracePeriodSeconds") or 0)
+                if asked.secret:
+                    _add_secret(pod, asked.secret)
         elif asked is not None:
             run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
             pods.secure(template["template"], asked, run_id, push)

@@ -14,11 +14,35 @@ RUN_ID = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
 
 
 def asked_by(trainjob: dict[str, Any]) -> Checkpointing | None:
-    """What a TrainJob asks for, in its spec or, where the field is not known, in an annotation; None: nothing."""
+    """What a TrainJob asks for; None: nothing."""
     block = (trainjob.get("spec") or {}).get("checkpointing")
     if block is not None:
         return parse(block)
-    return from_annotations(trainjob.get("metadata", {}).get("annotations") or {})
+    text = _as_text(trainjob)
+    return from_annotations({CHECKPOINTING: text}) if text is not None else None
+
+
+def _as_text(trainjob: dict[str, Any]) -> str | None:
+    """The block as text: from the spec; from an annotation, where the field is not known; or from our own patch.
+
+    Who writes a TrainJob back as a whole, with the fields that it knows, drops the block: Kueue, when it admits a job.
+    """
+    spec = trainjob.get("spec") or {}
+    if spec.get("checkpointing") is not None:
+        return json.dumps(spec["checkpointing"])
+    places = [trainjob.get("metadata") or {}]
+    places += [_template(patch).get("metadata") or {} for patch in spec.get("runtimePatches") or [] if _is_ours(patch)]
+    found = [(place.get("annotations") or {}).get(CHECKPOINTING) for place in places]
+    return next((text for text in found if text is not None), None)
+
+
+def _is_ours(patch: dict[str, Any]) -> bool:
+    return patch.get("manager") == MANAGER
+
+
+def _template(patch: dict[str, Any]) -> dict[str, Any]:
+    template: dict[str, Any] = (patch.get("trainingRuntimeSpec") or {}).get("template") or {}
+    return template
 
 
 def secured(trainjob: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, Any]:
@@ -31,22 +55,22 @@ def secured(trainjob: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str,
     trainer = spec["trainer"] = spec.get("trainer") or {}
     # Variables of this container are refused in a runtime patch: upstream wants them here.
     trainer["env"] = pods.added(trainer.get("env"), pods.variables(asked, RUN_ID, push))
-    others = [patch for patch in spec.get("runtimePatches") or [] if patch.get("manager") != MANAGER]
-    spec["runtimePatches"] = [*others, _runtime_patch(asked, push)]
+    text = _as_text(trainjob)
+    others = [patch for patch in spec.get("runtimePatches") or [] if not _is_ours(patch)]
+    spec["runtimePatches"] = [*others, _runtime_patch(asked, push, text)]
     return trainjob
 
 
-def _runtime_patch(asked: Checkpointing, push: pods.Push) -> dict[str, Any]:
+def _runtime_patch(asked: Checkpointing, push: pods.Push, text: str | None) -> dict[str, Any]:
     container: dict[str, Any] = {"name": CONTAINER}
-    pod: dict[str, Any] = {"terminationGracePeriodSeconds": asked.grace_s}
+    pod: dict[str, Any] = {}
     if mounts := pods.mounts(asked, push):
         pod["volumes"] = pods.volumes(asked, push)
         container["volumeMounts"] = mounts
         pod["containers"] = [container]
-    annotations = {MANAGED: "TrainJob"}
-    if asked.secret:
-        # A runtime patch has no field for a whole secret: the webhook on the JobSet adds it.
-        annotations[CHECKPOINTING] = json.dumps({"storage": {"secretRef": {"name": asked.secret}}})
+    # For the webhook on the JobSet: a runtime patch has no field for a whole secret, and Kueue drops a grace period.
+    # And for whoever wants to know what was asked for: Kueue drops the block itself, too.
+    annotations = {MANAGED: "TrainJob", CHECKPOINTING: text}
     return {
         "manager": MANAGER,
         "trainingRuntimeSpec": {
