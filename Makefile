@@ -11,7 +11,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 MINUTES ?= 10
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 BENCH_ARGS ?=
 HELM ?= helm
 MANIFESTS ?= deploy/manifests

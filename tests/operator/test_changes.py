@@ -1664,11 +1664,20 @@ def test_pods_that_vanished_while_nobody_watched_are_seen_to_be_gone_at_the_next
     assert follower.jobs[KEY].gone == {"uid-a"}
 
 
+def test_what_an_operator_with_other_values_showed_counts_until_there_is_something_newer():
+    status, annotation = {"step": 1, "recoveries": 0}, {"step": 2, "recoveries": 0}
+    thing = {"metadata": {"annotations": {}}, "status": {"trainingProgress": status}}
+    assert controller.shown(thing, in_status=True) == controller.shown(thing, in_status=False) == status
+    thing["metadata"]["annotations"][PROGRESS] = json.dumps(annotation)
+    assert controller.shown(thing, in_status=True) == status
+    assert controller.shown(thing, in_status=False) == annotation
+
+
 def test_what_was_shown_is_found_again_in_the_annotation():
     after, _ = look({}, "Running", PROGRESS_NOW, pod(running=True))
     thing = job(ASKS)
     thing["metadata"]["annotations"] = {PROGRESS: json.dumps(after)}
-    assert controller._shown(thing) == after
+    assert controller.shown(thing, in_status=False) == after
 
 
 def test_rank_0_is_asked_first_and_of_two_in_its_place_the_newer():
@@ -1703,4 +1712,4 @@ def test_the_file_is_read_that_the_training_writes(env, file):
 def test_an_annotation_with_the_progress_that_is_not_ours_is_as_good_as_none(text):
     thing = job(ASKS)
     thing["metadata"]["annotations"] = {PROGRESS: text}
-    assert controller._shown(thing) == {}
+    assert controller.shown(thing, in_status=False) == {}

@@ -28,6 +28,14 @@ print(json.dumps([answer(own), answer("x.y.z"), answer("a" * 20000)]))
 """
 
 
+def leads_one_of(kube) -> bool:
+    """Whether the pod that leads is there, and stays."""
+    holder = kube.get("lease", "holdfast-operator", "-n", NAMESPACE)["spec"]["holderIdentity"]
+    items = kube.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/name=holdfast-operator")["items"]
+    staying = [item["metadata"]["name"] for item in items if not item["metadata"].get("deletionTimestamp")]
+    return any(holder.startswith(name) for name in staying)
+
+
 @pytest.fixture
 def other(operator):
     """The operator with other values, for one test."""
@@ -36,6 +44,7 @@ def other(operator):
         words = ("helm", "upgrade", "holdfast-operator", operator.chart, "-n", NAMESPACE, "-f", operator.values)
         operator.run(*words, *(f"--set={value}" for value in values), timeout=180)
         operator.kubectl("rollout", "status", "-n", NAMESPACE, "deployment/holdfast-operator", "--timeout=120s")
+        operator.until(lambda: leads_one_of(operator), 60, "a pod of the new version leads")
 
     upgrade("progress.by=push", "crd.patch=false")
     yield operator

@@ -262,9 +262,8 @@ class Controller:
             except TimeoutError:
                 pass
 
-    @staticmethod
-    def _is_over(job: Job) -> bool:
-        return job.body is not None and not job.pods and _shown(job.body).get("phase") in _ENDED
+    def _is_over(self, job: Job) -> bool:
+        return job.body is not None and not job.pods and self._shown(job.body).get("phase") in _ENDED
 
     async def _look(self, job: Job) -> None:
         if job.body is None or job.asked is None:
@@ -275,7 +274,7 @@ class Controller:
         if not job.claims_made:
             await self._make_claims(job, asked)
             job.claims_made = True
-        before = _shown(body)
+        before = self._shown(body)
         pods = sorted(job.pods.values(), key=_order)
         gone = set(job.gone)
         phase, reason = status.phase_of(body, pods, before.get("phase"))
@@ -293,7 +292,16 @@ class Controller:
         moved = after != before
         job.pause_s = SOONEST_S if moved else min(LATEST_S, job.pause_s * 1.5)
         # The API server's own answer comes as an event; until then this is what was shown.
-        _remember(body, after)
+        if self._in_status(body):
+            body.setdefault("status", {})["trainingProgress"] = after
+        else:
+            body["metadata"].setdefault("annotations", {})[PROGRESS] = json.dumps(after, sort_keys=True)
+
+    def _in_status(self, body: dict[str, Any]) -> bool:
+        return self.touch_crd and bool(body["kind"] == "TrainJob")
+
+    def _shown(self, body: dict[str, Any]) -> dict[str, Any]:
+        return shown(body, in_status=self._in_status(body))
 
     async def _read(
         self, pods: list[dict[str, Any]], gone: set[str], asked: Checkpointing, pushed: dict[str, bytes]
@@ -326,9 +334,9 @@ class Controller:
         return None, problem, None
 
     async def _show(self, body: dict[str, Any], after: dict[str, Any], progress: dict[str, Any] | None) -> None:
-        if body["kind"] == "TrainJob" and self.touch_crd:
+        if self._in_status(body):
             # A merge patch: what is not there any more has to be named.
-            new: dict[str, Any] = {"trainingProgress": _replacing(_shown(body), after)}
+            new: dict[str, Any] = {"trainingProgress": _replacing(self._shown(body), after)}
             if progress is not None:
                 new["trainerStatus"] = status.trainer_status(progress)
             await self.cluster.patch_status(TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS, body, new)
@@ -414,16 +422,15 @@ def _file(pod: dict[str, Any], asked: Checkpointing) -> str:
     return asked.progress_file
 
 
-def _shown(body: dict[str, Any]) -> dict[str, Any]:
-    """What the job's status, or annotation, says so far."""
-    inside = (body.get("status") or {}).get("trainingProgress")
-    if inside is not None:
-        return dict(inside)
+def shown(body: dict[str, Any], *, in_status: bool) -> dict[str, Any]:
+    """What the job says of itself so far: where it is shown, or else where an operator with other values showed it."""
+    inside = (body.get("status") or {}).get("trainingProgress") or {}
     try:
-        loaded = json.loads((body["metadata"].get("annotations") or {}).get(PROGRESS, "{}"))
+        beside = json.loads((body["metadata"].get("annotations") or {}).get(PROGRESS, "{}"))
     except (ValueError, RecursionError):
-        return {}
-    return loaded if _is_ours(loaded) else {}
+        beside = {}
+    beside = beside if _is_ours(beside) else {}
+    return dict((inside or beside) if in_status else (beside or inside))
 
 
 def _is_ours(shown: Any) -> bool:
@@ -444,13 +451,6 @@ def _replacing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         for key, (old, new) in inner.items()
     }
     return dict.fromkeys(before) | merged
-
-
-def _remember(body: dict[str, Any], after: dict[str, Any]) -> None:
-    if "trainingProgress" in (body.get("status") or {}) or PROGRESS not in (body["metadata"].get("annotations") or {}):
-        body.setdefault("status", {})["trainingProgress"] = after
-    else:
-        body["metadata"]["annotations"][PROGRESS] = json.dumps(after, sort_keys=True)
 
 
 def _told(body: dict[str, Any]) -> Any:
