@@ -154,7 +154,11 @@ def test_text_is_quoted(path: Path, watches: list[Watch]) -> None:
     assert watched.notice().detail == f"{path}: node drain by the admin"
 
 
-@pytest.mark.parametrize("content", [os.urandom(100_000), b"\0" * 10_000_000, b"\x1b[2J" * 1000, b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [os.urandom(100_000), b"\0" * 10_000_000, b"\x1b[2J" * 1000, b"\xff\xfe"],
+    ids=["random", "zeros", "escapes", "no text"],
+)
 def test_garbage_is_a_notice_and_harmless(path: Path, watches: list[Watch], content: bytes) -> None:
     watched = watch(path, watches)
     put(path, content)
