@@ -31,7 +31,7 @@ def _turn(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take one case in n of a test that is marked with ``share(n)``, the first and every n-th after it."""
-    if config.getoption("numprocesses", None):
+    if hasattr(config, "workerinput"):
         items.sort(key=_turn)
     if config.getoption("--whole") or any("::" in argument for argument in config.args):
         return
