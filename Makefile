@@ -1,5 +1,6 @@
 # make demo    a training that is preempted, killed and paused, and ends with the same bits
-# make test    all tests (PYTEST_ARGS: more options for pytest; WORKERS: processes that they are shared among)
+# make test    all tests (PYTEST_ARGS: more options for pytest)
+# make test-cluster   the tests of the operator, on a real cluster
 # make lint    ruff, mypy, import-linter
 # make soak    random interruptions of real jobs for MINUTES, then all cases of the tests that make test takes a share of
 # make bench   the numbers, against their targets (BENCH_ARGS, such as --quick)
@@ -11,7 +12,6 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 MINUTES ?= 10
 PYTEST_ARGS ?=
-WORKERS ?= 3
 BENCH_ARGS ?=
 HELM ?= helm
 MANIFESTS ?= deploy/manifests
@@ -20,7 +20,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint soak bench docs manifests clean
+.PHONY: demo test test-cluster lint soak bench docs manifests clean
 .DEFAULT_GOAL := test
 
 # A torch that this machine has already is used, whatever its version: it may be the one that fits its accelerator.
@@ -39,12 +39,14 @@ $(READY): pyproject.toml setup.py
 demo: $(READY)
 	$(RUN) examples/demo/demo.py
 
-# The tests of the operator need a cluster: HOLDFAST_TEST_KUBECONFIG, or a script that makes one.
-CLUSTER := $(abspath $(wildcard ../shared/kube/cluster))
-PYTEST = $(if $(CLUSTER),HOLDFAST_TEST_CLUSTER="$${HOLDFAST_TEST_CLUSTER-$(CLUSTER)}") $(RUN) -m pytest
-
 test: $(READY)
-	$(PYTEST) -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+# They need a cluster: HOLDFAST_TEST_KUBECONFIG, or a script that makes one.
+CLUSTER := $(abspath $(wildcard ../shared/kube/cluster))
+
+test-cluster: $(READY)
+	$(if $(CLUSTER),HOLDFAST_TEST_CLUSTER="$${HOLDFAST_TEST_CLUSTER-$(CLUSTER)}") $(RUN) -m pytest tests/operator $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(RUN) -m ruff check --no-cache
@@ -54,7 +56,7 @@ lint: $(READY)
 
 soak: $(READY)
 	$(RUN) tests/soak.py --minutes $(MINUTES)
-	$(PYTEST) --whole -m share $(PYTEST_ARGS)
+	$(RUN) -m pytest --whole -m share $(PYTEST_ARGS)
 
 bench: $(READY)
 	$(RUN) benchmarks/run.py $(BENCH_ARGS)

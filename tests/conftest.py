@@ -20,19 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="all cases of the tests that are marked with share")
 
 
-LONGEST = ("cluster", "test_ray_train", "test_cli_training", "test_docs", "test_transformers_preemption", "test_limits")
-"""Groups of tests that several workers begin with, so that none has a long one left at the end."""
-
-
-def _turn(item: pytest.Item) -> int:
-    mark = item.get_closest_marker("xdist_group")
-    return LONGEST.index(mark.args[0]) if mark is not None and mark.args[0] in LONGEST else len(LONGEST)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take one case in n of a test that is marked with ``share(n)``, the first and every n-th after it."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=_turn)
     if config.getoption("--whole") or any("::" in argument for argument in config.args):
         return
     seen: Counter[str] = Counter()
@@ -45,13 +34,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             seen[name] += 1
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With several workers, the tests of a file stay together, since they share servers; so do all of the cluster."""
-    cluster = "kube" in getattr(item, "fixturenames", ())
-    item.add_marker(pytest.mark.xdist_group("cluster" if cluster else item.path.stem))
 
 
 @pytest.fixture(scope="session", autouse=True)
