@@ -75,7 +75,7 @@ def test_a_job_asks_by_annotation_and_its_pods_tell_their_progress(other):
         assert seen["phase"] == "Running"
         # A token that was made for another use, one that is none, and one that is too long.
         said = other.kubectl("exec", pod(), "-c", "node", "--", "python", "-c", SHOW)
-        assert json.loads(said) == [401, 401, 401]
+        assert json.loads(said) == [401, 401, 400]
         other.kubectl("delete", "pod", pod(), "--wait=false")
         other.until(lambda: shown().get("recoveries") == 1, 120, "resumed")
         other.until(lambda: shown().get("phase") == "Complete", 180, "complete")
