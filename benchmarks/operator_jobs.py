@@ -33,6 +33,7 @@ import aiohttp
 import yaml
 from bench import spread
 from kubernetes_asyncio import client
+from kubernetes_asyncio.config import kube_config
 
 from holdfast.operator.cluster import Cluster
 from holdfast.operator.controller import SOONEST_S, WORKERS
@@ -287,7 +288,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, cluster_for(Path(name)) as environ:
         subprocess.run(["kubectl", "create", "namespace", SYSTEM], env=environ, check=False, stdout=subprocess.DEVNULL)
-        os.environ["KUBECONFIG"] = environ["KUBECONFIG"]
+        kube_config.KUBE_CONFIG_DEFAULT_LOCATION = environ["KUBECONFIG"]  # read from the environment when imported
         log = Path(name, "operator.log")
         words = ["-m", "holdfast.operator", "run", "--namespace", SYSTEM, "--host", "localhost", "--push-port", "9444"]
         with log.open("wb") as output:
