@@ -38,12 +38,13 @@ def keras() -> Iterator[Server]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 def test_three_preemptions_change_no_bit(keras: Server, tmp_path: Path, module: str, kind: str) -> None:
     Case(keras, tmp_path, "keras_train.py", *KINDS[kind], KERAS_KIND=module).check(*THRICE)
 
 
 @pytest.mark.parametrize("how", ["--jit", "--eager"])
+@pytest.mark.share(2)
 def test_compiled_and_eager_training_too(keras: Server, tmp_path: Path, how: str) -> None:
     Case(keras, tmp_path, "keras_train.py", how).check(moments("batch_end:17"))
 
@@ -62,6 +63,7 @@ def test_without_a_seed_every_epoch_sees_every_sample_once(
     assert "without a seed" not in last.log
 
 
+@pytest.mark.share(0)
 def test_the_torch_backend(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     server = Server("torch", "keras", KERAS_BACKEND="torch")

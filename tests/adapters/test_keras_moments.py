@@ -54,7 +54,7 @@ def newest(folder: Path) -> int:
     ],
 )
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 def test_a_notice_at(keras: Server, tmp_path: Path, module: str, moment: str, step: int) -> None:
     case = Case(keras, tmp_path, "keras_train.py", *SHAPE, KERAS_KIND=module)
     first = case.run(*moments(moment))
@@ -77,6 +77,7 @@ def test_a_second_notice_while_it_saves_changes_nothing(keras: Server, tmp_path:
 
 
 @pytest.mark.parametrize("every", ["1 step", "1 epoch", "0.1s"])
+@pytest.mark.share(3)
 def test_periodic_saves_and_a_notice_between_them(keras: Server, tmp_path: Path, every: str) -> None:
     case = Case(keras, tmp_path, "keras_train.py", *SHAPE, HOLDFAST_SAVE_EVERY=every)
     case.check(moments("batch_end:17"))

@@ -58,6 +58,9 @@ def ended(jobs: list[Job], *codes: int) -> list[Outcome]:
 def check_the_rest(server: Server, folder: Path, undisturbed: list[Outcome]) -> None:
     rest = ended(start(server, folder, *SHAPE), 0)
     assert [outcome.result for outcome in rest] == [outcome.result for outcome in undisturbed], rest[0].log
+    progress = json.loads((folder / "run/training_progress.json").read_text())
+    assert (progress["step"], progress["totalSteps"], progress["epoch"]) == (36, 36, 3), progress
+    assert float(progress["learningRate"]) > 0
 
 
 def training(folder: Path) -> bool:
@@ -67,7 +70,7 @@ def training(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("ranks", "skew_s"), [((0,), 0), ((1,), 0), ((0, 1), 0), ((0, 1), 0.1), ((1, 0), 1.0)], ids=str
 )
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 def test_signals_from_outside(
     workers: Server, undisturbed: list[Outcome], tmp_path: Path, ranks: tuple[int, ...], skew_s: float
 ) -> None:
@@ -86,12 +89,47 @@ def test_signals_from_outside(
     check_the_rest(workers, tmp_path, undisturbed)
 
 
+@pytest.mark.share(0)
 def test_one_after_the_other_in_every_part_of_an_epoch(
     workers: Server, undisturbed: list[Outcome], tmp_path: Path
 ) -> None:
     for kill, step in [("1:batch_begin:1", 1), ("0:batch_end:11", 12), ("1:test_batch:3", 12), ("0:batch_begin:2", 14)]:
         jobs = ended(start(workers, tmp_path, *SHAPE, "--kill", kill), 143)
         assert assert_whole(str(tmp_path / "run")).step >= step, jobs[0].log
+    check_the_rest(workers, tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize("moment", ["epoch_end:1", "epoch_begin:2"])
+@pytest.mark.share(0)
+def test_between_two_epochs(workers: Server, undisturbed: list[Outcome], tmp_path: Path, moment: str) -> None:
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        ended(start(workers, folder, *SHAPE, "--kill", f"{rank}:{moment}"), 143)
+        assert assert_whole(str(folder / "run")).step in (12, 13)
+        check_the_rest(workers, folder, undisturbed)
+
+
+def test_decided_when_an_epoch_has_begun_and_none_of_its_batches_is_trained(
+    workers: Server, undisturbed: list[Outcome], tmp_path: Path
+) -> None:
+    """The iterator of that epoch is made by then, and another one would yield another order."""
+    ended(start(workers, tmp_path, *SHAPE, "--kill", "1:epoch_begin:2", "--linger-s", "1.5"), 143)
+    assert assert_whole(str(tmp_path / "run")).step == 12
+    check_the_rest(workers, tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step", "codes"), [(1, 12, (143, 143)), (3, 36, (143, 0))], ids=["in-the-next-epoch", "at-its-end"]
+)
+@pytest.mark.share(2)
+def test_one_worker_is_further_when_another_is_at_the_end_of_validation(
+    workers: Server, undisturbed: list[Outcome], tmp_path: Path, epoch: int, step: int, codes: tuple[int, int]
+) -> None:
+    """Else one would validate, and wait there for the other, which trains."""
+    arguments = ["--kill", f"0:test_end:{epoch}", "--behind-s", "3"]
+    ended(start(workers, tmp_path, *SHAPE, *arguments, HOLDFAST_GRACE_PERIOD="15"), *codes)
+    assert assert_whole(str(tmp_path / "run")).step == step
     check_the_rest(workers, tmp_path, undisturbed)
 
 
@@ -106,6 +144,7 @@ def test_the_last_step(workers: Server, undisturbed: list[Outcome], tmp_path: Pa
     [("0:batch_begin:17:9", (-9, 1), 16), ("1:batch_end:18:9", (1, -9), 18)],
     ids=["the-one-that-keeps-the-service", "the-other"],
 )
+@pytest.mark.share(2)
 def test_a_killed_worker_costs_at_most_the_step_in_flight(
     workers: Server, undisturbed: list[Outcome], tmp_path: Path, kill: str, codes: tuple[int, int], step: int
 ) -> None:
@@ -114,6 +153,31 @@ def test_a_killed_worker_costs_at_most_the_step_in_flight(
     newest = assert_whole(str(tmp_path / "run"))
     assert (newest.step, newest.manifest.reason, newest.manifest.inexact) == (step, "rescue", ())
     check_the_rest(workers, tmp_path, undisturbed)
+
+
+def test_a_worker_that_dies_between_gradients_and_logs_costs_the_step_in_flight(
+    workers: Server, undisturbed: list[Outcome], tmp_path: Path
+) -> None:
+    """The survivor has all gradients by then, and must not have applied them."""
+    ended(start(workers, tmp_path, *SHAPE, "--between", "--kill", "1:exchanged:23:9"), 1, -9)  # 6 of them in validation
+    newest = assert_whole(str(tmp_path / "run"))
+    assert (newest.step, newest.manifest.reason, newest.manifest.inexact) == (16, "rescue", ())
+    check_the_rest(workers, tmp_path, undisturbed)
+
+
+def test_a_step_that_has_changed_the_weights_is_not_taken_for_the_one_before_it(
+    workers: Server, tmp_path: Path
+) -> None:
+    """Logs that are made from the new weights: the survivor fails for want of the dead worker's. Better no checkpoint
+    than a wrong one."""
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    for folder in (calm, killed):
+        folder.mkdir()
+    undisturbed = ended(start(workers, calm, *SHAPE, "--late"), 0)
+    failed = ended(start(workers, killed, *SHAPE, "--late", "--kill", "1:applied:17:9"), 1, -9)
+    assert "the crash came inside an optimizer step: its state is not saved" in failed[0].log
+    rest = ended(start(workers, killed, *SHAPE, "--late"), 0)
+    assert [outcome.result for outcome in rest] == [outcome.result for outcome in undisturbed], rest[0].log
 
 
 def test_one_worker_goes_on_with_what_two_have_left(workers: Server, tmp_path: Path) -> None:

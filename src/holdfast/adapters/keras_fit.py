@@ -174,6 +174,9 @@ class Fit:
         self._counters = Counters(framework)
         self._flaws: list[str] = []
         self._kept: dict[str, Any] | None = None
+        """The state when the batches of this epoch were done."""
+        self._earlier: dict[str, Any] | None = None
+        """That of the epoch before, until the first step of this one: another worker may still be there."""
         self._loaded: dict[str, Any] | None = None
         self._weights: memoryview | None = None
         self._extras: dict[str, Any] | None = None
@@ -217,6 +220,8 @@ class Fit:
         """All callbacks have heard of the end: the next epoch may begin."""
         self.epoch_logs = dict(logs or {})
         self.epoch, self.batch = epoch + 1, 0
+        if self.run.host.session.world > 1:
+            self._earlier = self._kept
         self._kept = None
         if self.data is not None:
             self.data.end_epoch()
@@ -228,6 +233,7 @@ class Fit:
     def complete(self, count: int) -> None:
         """A step is done, with all that belongs to it."""
         run = self.run
+        self._earlier = None
         self.batch += count
         run.step += count
         run.pending = True
@@ -269,7 +275,7 @@ class Fit:
         """All but the weights, at the last boundary."""
         if self._kept is not None:
             return self._kept
-        return self._small(over=False)
+        return {**self._small(over=False), "earlier": self._earlier}
 
     def _small(self, *, over: bool) -> dict[str, Any]:
         callbacks = keras_callbacks.flatten(self.callbacks)

@@ -22,6 +22,8 @@ import numpy as np
 from holdfast.adapters import keras_random, keras_tensorflow
 from holdfast.adapters.keras_images import read_tree, write_tree
 
+EXCHANGED = "exchanged"
+"""The variable that tells whether a step may have changed the weights."""
 _HEADER = 4096
 _MARKS = struct.Struct("@QQ")
 _WORDS = 625
@@ -72,9 +74,15 @@ class KeptState:
         os.replace(temporary, f"{self._path}.pass")
 
     def put_back(self, step: int) -> bool:
-        """Make the variables and random numbers of this process those of the end of ``step`` again."""
+        """Make the variables and random numbers of this process those of the end of ``step`` again.
+
+        False if that is not possible: it was not kept, or the weights, which are not, may have changed since.
+        """
         found = read_kept(self._path, step, self._layout)
         if found is None:
+            return False
+        counted = f"{EXCHANGED}@0"
+        if counted in self._copies and int(self._copies[counted].numpy()) != int(found["copies"][counted]):
             return False
         for name, copy in self._copies.items():
             copy.assign(found["copies"][name])

@@ -15,9 +15,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from holdfast.adapters import keras_exchange
 from holdfast.adapters.host import Host
 from holdfast.adapters.keras_box import StepBox
 from holdfast.adapters.keras_fit import Fit, Framework, Mode, numbers
@@ -25,6 +26,7 @@ from holdfast.adapters.keras_images import BufferImage, read_tree, tree_image
 from holdfast.adapters.keras_kept import KeptState
 from holdfast.adapters.keras_seeds import Seeds
 from holdfast.adapters.session import Place
+from holdfast.adapters.surroundings import surroundings
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, Preempted
 from holdfast.notice import SignalSource
@@ -86,7 +88,8 @@ class KerasRun:
         self.engine = self.host.start(self, self._progress)
         self.box.note(self.step)
         # Before threads can no longer be started, which is later than the end of the script and sooner than atexit.
-        getattr(threading, "_register_atexit", atexit.register)(self.end)
+        register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+        (surroundings().at_exit or register)(self.end)
 
     # ------------------------------------------------------------------ start
 
@@ -109,6 +112,12 @@ class KerasRun:
             if entry.path.startswith("fit-"):
                 read_checked(checkpoint.backend, checkpoint.name, entry)
         state = _tree(checkpoint, own)
+        if state.get("earlier") is not None:
+            paths = [rank_file(rank) for rank in range(checkpoint.manifest.world_size)]
+            places = [_tree(checkpoint, entries[path])["epoch"] for path in paths if path in entries]
+            if min(places) < state["epoch"]:
+                # Between the same two steps another worker was at the end of an epoch, this one in the next.
+                state = state["earlier"]
         self._loaded = (checkpoint, state, _read(checkpoint, weights))
 
     def _go_on_from(self, checkpoint: Checkpoint) -> None:
@@ -222,6 +231,14 @@ class KerasRun:
     def put_back(self) -> bool:
         """Undo what a step in flight may have changed; False if that was not kept."""
         return self.kept is not None and self.kept.put_back(self.step)
+
+    def give_up_step(self) -> bool:
+        """Called from any thread where another worker is gone: the step that waits for it fails at once, instead of
+        when TensorFlow finds out, and the training thread saves. False if no step is waiting."""
+        if self.host.session.world == 1 or not self.in_step:
+            return False
+        keras_exchange.abort()
+        return True
 
     def fail(self, error: BaseException) -> None:
         """A call of fit was left by an exception."""
@@ -371,6 +388,7 @@ def _as_rank(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
         "began_random": found["began_random"],
         "data": {**mine["data"], **found["data"]},
         "variables": {**mine["variables"], **kept},
+        "earlier": None,
     }
 
 

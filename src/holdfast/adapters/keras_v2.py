@@ -1,6 +1,7 @@
 """tf-keras, the Keras 2 that TensorFlow keeps alive: where its ``fit`` can be followed, in one process and in several.
 
-As with Keras 3, only ``fit`` and two constructors are patched, and act only inside a ``fit`` that is looked after.
+As with Keras 3, only ``fit`` and two constructors are patched, and act only inside a ``fit`` that is looked after; and
+where there are several workers, what adds up their gradients.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapters import keras_random, keras_seeds, keras_tensorflow
+from holdfast.adapters import keras_exchange, keras_random, keras_seeds, keras_tensorflow
 from holdfast.adapters.keras_data import EpochHooks
 from holdfast.adapters.keras_fit import Fit, Mode, shadow
 from holdfast.adapters.keras_hooks import FitHooks
+from holdfast.adapters.keras_kept import EXCHANGED
 from holdfast.adapters.keras_place import local_reads, place_of
 from holdfast.adapters.session import Place
 from holdfast.config import Settings
@@ -137,7 +139,10 @@ class TfKeras:
         rate = getattr(optimizer, "learning_rate", None)
         if rate is None:
             return None
-        return float(rate(optimizer.iterations) if callable(rate) and not hasattr(rate, "numpy") else rate)
+        if callable(rate) and not hasattr(rate, "numpy"):
+            rate = rate(optimizer.iterations)
+        # A variable of a strategy is no number, but has one.
+        return float(rate.numpy() if hasattr(rate, "numpy") else rate)
 
     def is_data_error(self, error: BaseException) -> bool:
         return keras_tensorflow.is_data_error(error)
@@ -154,6 +159,9 @@ class TfKeras:
         moved = {
             name: variable for name, variable in self.extras(model).items() if not name.startswith(_SET_FROM_OUTSIDE)
         }
+        exchanged = keras_exchange.counter()
+        if exchanged is not None:
+            moved[EXCHANGED] = exchanged
         return {**moved, "iterations": model.optimizer.iterations}
 
     def doubts(self, fit: Fit) -> list[str]:
@@ -197,6 +205,8 @@ class HandlerData:
         self._random = keras_random.capture()
         self._hooks_at_epoch = 0
         self._created = 0
+        self._begun = False
+        """The epoch at hand has its iterator, and the data has heard of the end of the one before."""
         handler.enumerate_epochs = self._epochs
         handler.steps = self._followed
 
@@ -216,6 +226,7 @@ class HandlerData:
         return {
             "consumed": self._consumed,
             "created": self._created,
+            "begun": self._begun,
             "pass_random": self._random,
             "batches": self.handler._inferred_steps,
             "hooks": self._hooks_at_epoch,
@@ -223,7 +234,8 @@ class HandlerData:
         }
 
     def end_epoch(self) -> None:
-        """The hooks of the data come later than those of the callbacks."""
+        """The hooks of the data come later than those of the callbacks, and so does the next iterator."""
+        self._begun = False
 
     def repeat_all(self, saved: dict[str, Any]) -> None:
         self._hooks.repeat(saved["hook_calls"], len(saved["hook_calls"]))
@@ -245,6 +257,7 @@ class HandlerData:
         self._random = keras_random.capture()
         for epoch, iterator in self._enumerate():
             self._created += int(self._anew)
+            self._begun = True
             self._hooks_at_epoch = len(self._hooks.calls)
             if iterator is not self._iterator:
                 self._iterator, self._consumed = iterator, 0
@@ -259,7 +272,7 @@ class HandlerData:
         self._hooks.repeat(saved["hook_calls"], saved["hooks"])
         self._make(saved["created"] - 1 - int(self._anew))
         keras_random.restore(now)
-        if position["batch"]:
+        if position["batch"] or saved["begun"]:
             return
         # Stopped after the callbacks' end of an epoch: that of the data was still to come.
         self.handler._adapter.on_epoch_end()
@@ -334,17 +347,24 @@ class Hooks(FitHooks):
 
     def install(self) -> None:
         from tf_keras.src.callbacks import CallbackList
+        from tf_keras.src.engine import training
         from tf_keras.src.engine.data_adapter import DataHandler, TensorLikeDataAdapter
         from tf_keras.src.engine.training import Model
+        from tf_keras.src.optimizers.optimizer import Optimizer
 
         # Dropout and the like then keep their random state in a variable, which can be saved.
         self.framework.keras.backend.experimental.enable_tf_random_generator()
         adapter = TensorLikeDataAdapter
         adapter.__init__ = keras_seeds.shuffling(adapter.__init__, self.is_training)
+        Optimizer.aggregate_gradients = keras_exchange.gated(Optimizer.aggregate_gradients)
+        training.reduce_per_replica = keras_exchange.after_logs(training.reduce_per_replica)
         self.patch(Model, DataHandler, CallbackList)
 
     def place(self, model: Any, settings: Settings) -> Place:
-        return place_of(model.distribute_strategy)
+        place = place_of(model.distribute_strategy)
+        if place.world > 1 and settings.rescue:
+            keras_exchange.count()
+        return place
 
     def on_data(self, fit: Fit, handler: Any) -> None:
         if fit.data is None:

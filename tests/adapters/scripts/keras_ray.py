@@ -61,6 +61,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--storage", required=True)
     parser.add_argument("--name")
+    parser.add_argument("--max-failures", type=int, default=0)
     parser.add_argument("--gates", nargs="*", default=[])
     options = parser.parse_args()
     ray.init(address=options.address)
@@ -69,7 +70,9 @@ def main():
         train_loop_config=vars(options),
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
-            name=options.name, storage_path=options.storage, failure_config=FailureConfig(max_failures=0)
+            name=options.name,
+            storage_path=options.storage,
+            failure_config=FailureConfig(max_failures=options.max_failures),
         ),
     ).fit()
 

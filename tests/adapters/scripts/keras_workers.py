@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import signal
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +19,10 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--validate", action="store_true")
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--kill", help="RANK:MOMENT:NUMBER[:SIGNAL]")
+parser.add_argument("--linger-s", type=float, default=0.0, help="at the beginning of every epoch")
+parser.add_argument("--behind-s", type=float, default=0.0, help="rank 0, at the end of every validation")
+parser.add_argument("--late", action="store_true", help="`applied` is a moment too: the weights have changed")
+parser.add_argument("--between", action="store_true", help="so is `exchanged`: gradients are, and the logs are not")
 parser.add_argument("--out")
 args = parser.parse_args()
 
@@ -36,10 +41,19 @@ class Interrupt(keras.callbacks.Callback):
         seen[name] = seen.get(name, 0) + 1
         wanted = (args.kill or "").split(":")
         if wanted[:3] == [str(rank), name, str(seen[name])]:
+            if name in ("applied", "exchanged"):  # long enough for the other worker to be there too
+                time.sleep(1.0)
             preempt(int(wanted[3]) if len(wanted) > 3 else signal.SIGTERM)
 
     def on_train_begin(self, logs=None):
         print("begins", flush=True)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.reached("epoch_begin")
+        time.sleep(args.linger_s)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.reached("epoch_end")
 
     def on_train_batch_begin(self, batch, logs=None):
         self.reached("batch_begin")
@@ -47,17 +61,52 @@ class Interrupt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.reached("batch_end")
         if args.step_s:
-            import time
-
             time.sleep(args.step_s)
 
     def on_test_batch_begin(self, batch, logs=None):
         self.reached("test_batch")
 
+    def on_test_end(self, logs=None):
+        if rank == 0:
+            time.sleep(args.behind_s)
+            self.reached("test_end")
+            time.sleep(args.behind_s)
 
+
+def noted(moment):
+    def note(value):
+        interrupt.reached(moment)
+        return value
+
+    return note
+
+
+class Between(keras.Sequential):
+    """A worker does not put its logs together with those of the others before that moment; gradients do not wait."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight):
+        moment = tf.py_function(noted("exchanged"), [tf.reduce_sum(y_pred)], tf.float32)
+        with tf.control_dependencies([moment]):
+            return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+class Late(keras.Sequential):
+    """Between the moment at which a step has changed the weights and the one at which workers put their logs together
+    there is one more."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        changed = tf.reduce_sum(self.trainable_variables[0])  # read after it was written
+        moment = tf.py_function(noted("applied"), [changed], tf.float32)
+        with tf.control_dependencies([moment]):
+            return {name: tf.identity(value) for name, value in logs.items()}
+
+
+interrupt = Interrupt()
 with strategy.scope():
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
-    model = keras.Sequential([keras.layers.Input((8,)), *layers, keras.layers.Dense(2)])
+    kind = Late if args.late else Between if args.between else keras.Sequential
+    model = kind([keras.layers.Input((8,)), *layers, keras.layers.Dense(2)])
     model.compile(
         optimizer=keras.optimizers.Adam(0.01),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -71,7 +120,7 @@ history = model.fit(
     dataset if args.data == "dataset" else dataset.repeat(),
     epochs=args.epochs,
     steps_per_epoch=None if args.data == "dataset" else 10,
-    callbacks=[Interrupt()],
+    callbacks=[interrupt],
     verbose=0,
     **more,
 )
