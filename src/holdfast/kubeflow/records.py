@@ -1,0 +1,454 @@
+"""Jobs of the local-process backend, as they lie on this machine: what another process needs to find one again.
+
+A job is a ``holdfast run``, whose launcher passes a signal on to all ranks, waits for their save, and outlives none of
+its processes. What describes it lies in a folder of its own, below the user's state folder. Nothing here needs the SDK,
+which takes seconds to import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from holdfast.config import parse_bool, settings_table
+from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError
+from holdfast.launch import control, procs
+from holdfast.launch.records import PAUSED, Launch, read_json, read_request, write_json
+from holdfast.launch.runs import RunPlace, place_of
+from holdfast.store.base import Owner, process_start
+
+CREATED, RUNNING, PAUSING, SUSPENDED = "Created", "Running", "Pausing", "Suspended"
+COMPLETE, FAILED = "Complete", "Failed"
+"""In the SDK's words, and two more."""
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_RECORD, _SCRIPT, _LOG, _ENDED, _LOCK = "job.json", "train.py", "output.log", "exit-code", "lock"
+_INSTALLED = os.path.join("venv", "ready")
+_MARGIN_S = 15.0
+_LOOK_S = 0.2
+_STOPPED = (None, 129, 130, 143)
+"""How a launcher ends that was told to leave by a signal, or had no time to say anything: a reboot, SIGKILL."""
+PROCESSES = "PET_NPROC_PER_NODE"
+
+
+def jobs_folder() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "holdfast", "jobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A local job, as its folder describes it."""
+
+    name: str
+    location: str
+    workers: int
+    grace_s: float
+    env: dict[str, str]
+    packages: list[str]
+    index_urls: list[str]
+    cwd: str
+    created: float
+    launcher: dict[str, Any] | None = None
+    """Who runs it, or ran it last."""
+    started: float = 0.0
+    """When that one was started."""
+    python: str = ""
+    """The interpreter that it was submitted with."""
+    environ: dict[str, str] = field(default_factory=dict, repr=False)
+    """All variables that it was given; secrets may be among them."""
+
+    @property
+    def folder(self) -> str:
+        return os.path.join(jobs_folder(), self.name)
+
+    @property
+    def script(self) -> str:
+        return os.path.join(self.folder, _SCRIPT)
+
+    @property
+    def log(self) -> str:
+        return os.path.join(self.folder, _LOG)
+
+    @property
+    def ended(self) -> str:
+        return ended_in(self.folder)
+
+    @property
+    def code(self) -> int | None:
+        """How its launcher ended, as that one says; None: it runs, never did, or had no time to say."""
+        with contextlib.suppress(OSError, ValueError), open(self.ended, encoding="utf-8") as file:
+            return int(file.read(20))
+        return None
+
+    @property
+    def place(self) -> RunPlace:
+        return place_of(self.location)
+
+    def write(self) -> None:
+        write_json(os.path.join(self.folder, _RECORD), asdict(self))
+
+    def owner(self) -> Owner | None:
+        with contextlib.suppress(ValueError):
+            return Owner.from_dict(self.launcher or {})
+        return None
+
+    def is_alive(self) -> bool:
+        owner = self.owner()
+        return owner is not None and procs.is_alive(owner)
+
+    def status(self) -> str:
+        """In the SDK's words, and ``Pausing`` and ``Suspended``."""
+        if self.is_alive():
+            if self.packages and not is_installed(self.folder):
+                return CREATED
+            if self.place.live_state() == "paused":
+                return SUSPENDED
+            return PAUSING if read_request(self.place.home, since=self.started)[1] == "pause" else RUNNING
+        if self.launcher is None:
+            return CREATED
+        if self._ended_well():
+            return COMPLETE
+        if self.code not in _STOPPED or not self.is_saved():
+            return FAILED
+        return SUSPENDED if self.place.live_state() is None else PAUSING
+
+    def is_saved(self) -> bool:
+        """Whether it saves when it is told to leave."""
+        return all(is_on(self.env.get(name)) for name in ("HOLDFAST_ENABLED", "CHECKPOINT_ENABLED"))
+
+    def _ended_well(self) -> bool:
+        return self.code == 0 if self.code not in _STOPPED else self.place.state() == "complete"
+
+
+def is_on(value: str | None) -> bool:
+    """Whether a variable that switches something off leaves it on."""
+    with contextlib.suppress(ValueError):
+        return value is None or parse_bool(value)
+    return True
+
+
+def ended_in(folder: str) -> str:
+    """The file that a job's launcher leaves its exit code in."""
+    return os.path.join(folder, _ENDED)
+
+
+def is_installed(folder: str) -> bool:
+    """Whether the job's packages are there."""
+    return os.path.exists(os.path.join(folder, _INSTALLED))
+
+
+def mark_installed(folder: str) -> None:
+    with open(os.path.join(folder, _INSTALLED), "w", encoding="utf-8"):
+        pass
+
+
+def read_folder(folder: str) -> dict[str, Any]:
+    """What describes the job there; empty: nothing does."""
+    return read_json(os.path.join(folder, _RECORD))
+
+
+def read_record(name: str) -> Record:
+    record = read_folder(os.path.join(jobs_folder(), name)) if NAME.fullmatch(name) else {}
+    known = {item.name for item in fields(Record)}
+    try:
+        return Record(**{key: value for key, value in record.items() if key in known})
+    except TypeError:
+        raise JobNotFoundError(f"there is no local job {name!r}") from None
+
+
+def records() -> list[Record]:
+    """All local jobs, the newest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(jobs_folder()):
+            with contextlib.suppress(JobNotFoundError):
+                found.append(read_record(name))
+    return sorted(found, key=lambda record: -record.created)
+
+
+def log_lines(record: Record, *, follow: bool) -> Iterator[str]:
+    """What the job has printed; with ``follow``, until it ends or is paused."""
+    rest, position = "", 0
+    while True:
+        over = not follow or not read_or(record).is_alive()
+        with contextlib.suppress(OSError), open(record.log, encoding="utf-8", errors="replace") as file:
+            file.seek(position)
+            rest += file.read()
+            position = file.tell()
+        *lines, rest = rest.split("\n")
+        yield from lines
+        if over:
+            break
+        time.sleep(_LOOK_S)
+    if rest:
+        yield rest
+
+
+def read_or(record: Record) -> Record:
+    with contextlib.suppress(JobNotFoundError):
+        return read_record(record.name)
+    return record
+
+
+@contextlib.contextmanager
+def locked(name: str, *, make: bool = False) -> Iterator[None]:
+    """Nobody else submits, starts or deletes a job of that name meanwhile. ``make``: its folder, too."""
+    if not NAME.fullmatch(name):
+        raise JobNotFoundError(f"there is no local job {name!r}")
+    folder = os.path.join(jobs_folder(), name)
+    path = os.path.join(folder, _LOCK)
+    while True:
+        if make:
+            os.makedirs(folder, 0o700, exist_ok=True)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            if make:
+                continue  # deleted just now
+            raise JobNotFoundError(f"there is no local job {name!r}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_there(lock, path):
+                continue  # whoever had it has deleted the folder
+            yield
+            return
+        finally:
+            os.close(lock)
+
+
+def _is_there(file: int, path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    return False
+
+
+def submit(record: Record, script: str) -> Record:
+    """Write the job down, and start it; raises ConfigError if there is one of that name, or one that saves there.
+
+    It keeps this interpreter and the variables of this process, whoever starts it again.
+    """
+    record = replace(record, python=sys.executable, environ=environment(record.env))
+    with locked(record.name, make=True):
+        if read_folder(record.folder):
+            raise ConfigError(
+                f"name: there is a local job {record.name!r} already; delete it first, or take another name"
+            )
+        for left in os.listdir(record.folder):  # of a submission that was killed
+            if left != _LOCK:
+                path = os.path.join(record.folder, left)
+                shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+        try:
+            with open(record.script, "w", encoding="utf-8") as file:
+                file.write(script)
+            record.write()
+            return start(record)
+        except BaseException:
+            shutil.rmtree(record.folder, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def _alone(record: Record) -> Iterator[None]:
+    """No other job starts meanwhile; raises ConfigError if one lives that saves to the same place."""
+    lock = os.open(f"{jobs_folder()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for other in records():
+            if other.name != record.name and _same_place(other.location, record.location) and other.is_alive():
+                raise ConfigError(
+                    f"output_dir: {record.location!r} is that of the local job {other.name!r}, which is not over; "
+                    f"delete that one first, or take another folder"
+                )
+        yield
+    finally:
+        os.close(lock)
+
+
+def _same_place(one: str, other: str) -> bool:
+    return one == other or ("://" not in one + other and os.path.realpath(one) == os.path.realpath(other))
+
+
+def start(record: Record) -> Record:
+    """Start the job's launcher, or start it again. Whoever calls has locked the job."""
+    with _alone(record):
+        return _start(record)
+
+
+def _start(record: Record) -> Record:
+    arguments = ["-m", "holdfast.cli.noted", record.ended, "run", "-n", str(record.workers), "--dir", record.location]
+    # A function that fails is a failed job; whoever was preempted or killed is started again all the same.
+    arguments += ["--grace", str(record.grace_s), "--max-restarts", "0", "--no-progress", record.script]
+    if record.packages:
+        arguments = ["-m", "holdfast.kubeflow.install", record.folder, *arguments]
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(record.ended)
+    if record.is_saved():
+        # A launcher whose run has a home can be asked to pause while the script still loads.
+        os.makedirs(record.place.home, exist_ok=True)
+    started = time.time()
+    with open(record.log, "ab") as log:
+        child = subprocess.Popen(
+            [record.python or sys.executable, *arguments],
+            cwd=record.cwd,
+            env=record.environ or environment(record.env),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    owner = Owner(run=record.name, pid=child.pid, started=process_start(child.pid))
+    _children[record.name] = child
+    changed = noted(record.name, launcher=owner.as_dict(), started=started)
+    if changed is None:
+        procs.send(child.pid, owner.started, signal.SIGTERM)
+        raise JobNotFoundError(f"the job {record.name!r} was deleted while it was started")
+    return changed
+
+
+_children: dict[str, subprocess.Popen[bytes]] = {}
+"""Launchers of this process, which must be waited for: otherwise they stay on as zombies."""
+
+
+def environment(own: dict[str, str]) -> dict[str, str]:
+    """The variables of this process but for settings of holdfast, which are the job's own, and those of the job."""
+    settings = {variable for setting in settings_table().values() for variable in setting.env}
+    ranks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", PROCESSES}
+    kept = {name: value for name, value in os.environ.items() if name not in settings | ranks}
+    return {**kept, **{name: value for name, value in own.items() if name != PROCESSES}}
+
+
+def noted(name: str, **changes: Any) -> Record | None:
+    """Change the job's record; None: it is gone."""
+    with contextlib.suppress(JobNotFoundError, OSError):
+        record = read_record(name)
+        changed = Record(**{**asdict(record), **changes})
+        changed.write()
+        return changed
+    return None
+
+
+def follow(name: str, cancelled: threading.Event) -> None:
+    """Wait until the job's launcher has ended, by itself or because the job is deleted."""
+    while True:
+        child = _children.get(name)
+        if child is None:
+            return
+        if child.poll() is not None:
+            if _children.get(name) is child:
+                del _children[name]
+            return
+        if cancelled.wait(_LOOK_S):
+            return
+
+
+# ---------------------------------------------------------------------- pausing, resuming, deleting
+
+
+def pause(name: str) -> None:
+    """Tell the job to save and to stop, without waiting for it; raises if nothing of it is alive."""
+    record = read_record(name)
+    state = record.status()
+    if state in (PAUSING, SUSPENDED):
+        return
+    if not record.is_alive():
+        raise control.NotLiveError(f"the job {name!r} is not running: it is {state}")
+    if state == CREATED:
+        raise control.NotLiveError(f"the job {name!r} is not running yet: its packages are being installed")
+    if not record.is_saved():
+        raise HoldfastError(
+            f"the job {name!r} is not paused: it was submitted without enable_jit_checkpoint, and would begin anew. "
+            f"delete ends it"
+        )
+    launch = _wait_for_launch(record)
+    if launch is None:
+        raise control.NotLiveError(f"the job {name!r} has not come up; see its logs")
+    if launch.state != PAUSED:
+        control.tell(record.place, launch, "pause")
+
+
+def _wait_for_launch(record: Record) -> Launch | None:
+    """A launcher that was just started has not shown itself yet."""
+    limit = time.monotonic() + 60.0
+    while (launch := control.live_launch(record.place)) is None and record.is_alive() and time.monotonic() < limit:
+        time.sleep(_LOOK_S)
+    return launch
+
+
+def resume(name: str) -> Record:
+    """Go on; a job whose launcher is gone is started again, and one that is being paused once it is."""
+    with locked(name):
+        record = read_record(name)
+        _wait_for_pause(record)
+        state = record.status()
+        if record.is_alive():
+            if state != CREATED:
+                _wait_for_launch(record)
+                control.resume(record.place)
+            return record
+        if state == COMPLETE:
+            return record
+        if live := _left_over(record):
+            raise HoldfastError(
+                f"the launcher of the job {name!r} is gone, but its processes {', '.join(map(str, live))} do not "
+                f"leave; end them first"
+            )
+        record = start(record)
+    threading.Thread(target=follow, args=(name, threading.Event()), daemon=True).start()
+    return record
+
+
+def _wait_for_pause(record: Record) -> None:
+    limit = time.monotonic() + record.grace_s + _MARGIN_S
+    while record.is_alive() and record.status() == PAUSING:
+        if time.monotonic() > limit:
+            raise TimeoutError(f"the job {record.name!r} is still being paused; resume it when it is")
+        time.sleep(_LOOK_S)
+
+
+def _left_over(record: Record) -> list[int]:
+    """Ranks of a launcher that was killed, after the time that they have to save."""
+    attempt = record.place.attempt()
+    limit = time.monotonic() + record.grace_s + _MARGIN_S
+    while attempt is not None and (live := attempt.live()):
+        if time.monotonic() > limit:
+            return [owner.pid for owner in live.values()]
+        time.sleep(_LOOK_S)
+    return []
+
+
+def delete(name: str) -> None:
+    """End the job, with a save, and forget it. Checkpoints in its ``output_dir`` stay."""
+    with locked(name):
+        record = read_record(name)
+        _end(record)
+        _children.pop(name, None)
+        shutil.rmtree(record.folder, ignore_errors=True)
+
+
+def _end(record: Record) -> None:
+    owner = record.owner()
+    if owner is None or not procs.is_alive(owner):
+        _left_over(record)
+        return
+    procs.send(owner.pid, owner.started, signal.SIGTERM)
+    limit = time.monotonic() + record.grace_s + _MARGIN_S
+    while procs.is_alive(owner):
+        child = _children.get(record.name)
+        if child is not None:
+            child.poll()
+        if time.monotonic() > limit:
+            # Its ranks are on a leash: they get SIGTERM as it dies.
+            procs.send(owner.pid, owner.started, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+    _left_over(record)
