@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import copy
 import functools
 import json
@@ -13,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import jsonpatch
-import kopf
 import pytest
 import yaml
+from cryptography import x509
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from kubernetes_asyncio.client.exceptions import ApiException
+from kubernetes_asyncio.leaderelection.electionconfig import Config
+from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
 
 from holdfast.config import parse_every
-from holdfast.operator import admission, controller, jobset, ray, schema, status, trainjob
+from holdfast.operator import admission, app, certificates, controller, jobset, pods, ray, schema, status, trainjob
+from holdfast.operator.cluster import PodReadError
 from holdfast.operator.controller import Controller
 from holdfast.operator.names import CHECKPOINTING, INJECTED, MANAGED, MANAGER, PROGRESS, RAY_ENABLED, RAY_KILL_WAIT
 from holdfast.operator.spec import Checkpointing, SpecError, from_annotations, parse
@@ -302,6 +308,9 @@ def test_credentials_in_a_uri_are_refused_and_not_repeated(uri):
 def test_credentials_in_a_block_that_is_no_yaml_are_not_repeated():
     with pytest.raises(SpecError) as refused:
         from_annotations({CHECKPOINTING: "storage: {uri: s3://AKIA:hunter2@bucket"})
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(SpecError) as refused:
+        from_annotations({CHECKPOINTING: "env: [{name: AWS_SECRET_ACCESS_KEY, value: hunter2"})
     assert "hunter2" not in str(refused.value)
 
 
@@ -713,10 +722,10 @@ def test_what_the_user_wrote_stays_as_it_is(case):
 def test_the_webhooks_patch_makes_of_the_object_what_was_wanted(case):
     change, thing = case
     after = change(thing)
-    patch = kopf.Patch({}, body=kopf.Body(thing))
+    patch: dict[str, Any] = {}
     admission._differences(thing, after, patch)
-    assert merged(thing, dict(patch)) == after
-    assert jsonpatch.apply_patch(thing, patch.as_json_patch()) == after
+    assert merged(thing, patch) == after
+    assert jsonpatch.apply_patch(thing, admission._operations(thing, patch)) == after
 
 
 @UNHURRIED
@@ -835,6 +844,104 @@ def test_what_was_asked_for_is_known_when_somebody_has_dropped_the_block():
     assert again["spec"]["runtimePatches"] == after["spec"]["runtimePatches"]
 
 
+def test_a_copy_of_a_trainjob_with_another_location_has_the_variables_of_the_other_location():
+    copied = trainjob.secured(train_job({"storage": {"uri": "s3://old/x"}}, trainer={"env": [{"name": "MINE"}]}))
+    copied["spec"]["checkpointing"]["storage"]["uri"] = "s3://new/x"
+    env = trainjob.secured(copied)["spec"]["trainer"]["env"]
+    assert [one["value"] for one in env if one["name"] == "CHECKPOINT_URI"] == ["s3://new/x"]
+    assert {"name": "MINE"} in env
+
+
+def test_a_trainjob_that_is_there_already_cannot_ask_for_it_any_more():
+    plain, asks = train_job(None), trainjob.secured(train_job(FULL))
+    with pytest.raises(SpecError, match="cannot be added to a TrainJob that is there already"):
+        trainjob.check_update(plain, train_job(FULL))
+    dropped = copy.deepcopy(asks)
+    del dropped["spec"]["checkpointing"]
+    for old, new in ((asks, asks), (asks, dropped), (dropped, asks), (plain, plain)):
+        trainjob.check_update(old, new)
+
+
+def test_pods_of_a_jobset_that_runs_are_not_described_anew():
+    assert not jobset.can_change(job_set(ASKS))
+    assert jobset.can_change(job_set(FROM_TRAINJOB))
+    waiting = job_set(ASKS)
+    waiting["spec"]["suspend"] = True
+    assert jobset.can_change(waiting)
+
+
+def answered(webhook: str, new: dict[str, Any], old: Any = None, open_for: Any = (), **more: Any) -> dict[str, Any]:
+    """What the API server is told."""
+    review = {"request": {"uid": "r", "object": new, "oldObject": old, **more}}
+    answer = asyncio.run(admission.Reviews(open_for=frozenset(open_for))(review, webhook=webhook, headers={}))
+    assert (answer["kind"], answer["response"]["uid"]) == ("AdmissionReview", "r")
+    return answer["response"]
+
+
+def test_the_answer_to_a_review_is_a_patch_a_warning_or_words_of_refusal():
+    thing = train_job({"interval": "5m"})
+    response = answered("trainjob-create", thing, dryRun=True)
+    assert (response["allowed"], response["patchType"]) == (True, "JSONPatch")
+    assert jsonpatch.apply_patch(thing, json.loads(base64.b64decode(response["patch"]))) == trainjob.secured(thing)
+    assert "storage is not set" in response["warnings"][0]
+    assert answered("trainjob-update", thing, thing) == {"uid": "r", "allowed": True}
+    refused = answered("trainjob-create", train_job({"interval": "soon"}))
+    assert (refused["allowed"], refused["status"]["code"]) == (False, 400)
+    assert 'interval: "soon" is not accepted' in refused["status"]["message"]
+    assert not answered("elsewhere", thing)["allowed"]
+
+
+def test_watching_begins_anew_when_a_kind_of_job_was_installed(monkeypatch):
+    looks = [{"Job"}, {"Job"}, {"Job", "JobSet"}, OSError(), {"Job"}, {"Job", "JobSet", "TrainJob"}] + 2 * [
+        {"Job", "JobSet"}
+    ]
+
+    class Cluster:
+        async def served(self, _: Any) -> set[str]:
+            look = looks.pop(0)
+            if isinstance(look, OSError):
+                raise look
+            return look
+
+    monkeypatch.setattr(app, "KINDS_LOOK_S", 0.0)
+    assert asyncio.run(app._until_installed(Cluster())) == "JobSet"  # type: ignore[arg-type]
+    assert looks == [{"Job", "JobSet"}]
+
+
+def test_a_watcher_that_fails_is_noticed(monkeypatch):
+    async def fails(stop_flag: Any, **_: Any) -> None:
+        asyncio.get_running_loop().run_in_executor(None, stop_flag.wait)  # as kopf does
+        raise OSError("no route")
+
+    monkeypatch.setattr(app.kopf, "operator", fails)
+
+    async def watch() -> None:
+        async with asyncio.timeout(20):
+            await app._watch_jobs(_Unreachable(), None)  # type: ignore[arg-type]
+
+    with pytest.raises(RuntimeError, match="jobs are not watched any more") as raised:
+        asyncio.run(watch())
+    assert "no route" in str(raised.value.__cause__)
+
+
+class _Unreachable:
+    async def served(self, _: Any) -> set[str]:
+        raise OSError
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_an_object_that_nobody_can_make_sense_of_is_refused_or_let_through_in_words(opens, caplog):
+    response = answered(
+        "trainjob-create", train_job(FULL, trainer={"env": "x"}), open_for=["trainjobs"] if opens else []
+    )
+    assert response["allowed"] == opens
+    assert "patch" not in response
+    said = response["warnings"][0] if opens else response["status"]["message"]
+    assert "cannot make sense of this TrainJob" in said
+    assert ("it is not made safe" in said) == opens
+    assert "cannot be looked at" in caplog.text
+
+
 PUSH = {"HOLDFAST_PROGRESS_URL": "https://operator:9444/progress", "HOLDFAST_PROGRESS_CA": "PEM"}
 
 
@@ -852,14 +959,140 @@ def test_where_pods_tell_their_progress_they_get_an_address_and_a_token_for_this
 
 
 def test_a_jobset_that_runs_already_cannot_ask_for_it_any_more():
-    plain = {"metadata": {"name": "set"}}
-    asks = {"metadata": {"name": "set", "annotations": {CHECKPOINTING: "true"}}}
+    plain = {"kind": "JobSet", "metadata": {"name": "set"}}
+    asks = {"kind": "JobSet", "metadata": {"name": "set", "annotations": {CHECKPOINTING: "true"}}}
     with pytest.raises(SpecError, match="cannot be added to a JobSet that is there already"):
         jobset.check_update(plain, asks)
+    otherwise = {"kind": "JobSet", "metadata": {"name": "set", "annotations": {CHECKPOINTING: "false"}}}
+    with pytest.raises(SpecError, match="cannot be changed after the job was created: make a new JobSet"):
+        jobset.check_update(asks, otherwise)
     jobset.check_update(asks, asks)
     jobset.check_update(plain, plain)
     managed = {"metadata": {"annotations": {CHECKPOINTING: "true", MANAGED: "TrainJob"}}}
     jobset.check_update(plain, managed)
+
+
+def _updated(change: Any, new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    return admission._changed(change, new, old, lambda: pods.ASKED)
+
+
+def test_a_jobset_that_was_made_without_the_webhook_can_be_suspended():
+    made = job_set(FROM_TRAINJOB)
+    suspended = {**made, "spec": {**made["spec"], "suspend": True}}
+    assert _updated(jobset.secured_jobset, suspended, made) == suspended
+    safe = jobset.secured_jobset(made)
+    again = _updated(jobset.secured_jobset, suspended, safe)  # as Kubeflow Trainer writes it, without what was added
+    assert again["spec"]["replicatedJobs"] == safe["spec"]["replicatedJobs"]
+
+
+@pytest.mark.parametrize("then", [pods.ASKED, PUSH], ids=["by exec", "by push"])
+@pytest.mark.parametrize("now", [pods.ASKED, PUSH], ids=["by exec", "by push"])
+def test_a_jobset_stays_as_it_is_whatever_the_operator_is_told_since(then, now):
+    made = job_set(FROM_TRAINJOB)
+    made["metadata"]["annotations"][CHECKPOINTING] = json.dumps(FULL)
+    launcher = copy.deepcopy(made["spec"]["replicatedJobs"][0]) | {"name": "launcher"}
+    launcher["template"]["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    made["spec"]["replicatedJobs"].append(launcher)
+    safe = jobset.secured_jobset(made, then)
+    written = {**made, "spec": {**made["spec"], "suspend": True}}  # as Kubeflow Trainer does, without what was added
+    again = admission._changed(jobset.secured_jobset, written, safe, lambda: now)
+    assert again["spec"]["replicatedJobs"] == safe["spec"]["replicatedJobs"]
+
+
+def test_a_job_that_is_there_cannot_ask_for_something_else():
+    asks = job(ASKS) | {"kind": "Job"}
+    with pytest.raises(SpecError, match="cannot be added to a Job that is there already"):
+        _updated(jobset.secured_job, asks, job({}))
+    assert _updated(jobset.secured_job, asks, asks) == asks
+    with pytest.raises(SpecError, match="cannot be changed after the job was created: make a new Job"):
+        _updated(jobset.secured_job, asks, job({CHECKPOINTING: "false"}))
+
+
+def test_the_annotation_of_a_trainjob_cannot_be_changed_later():
+    plain = {key: value for key, value in train_job({}).items() if key != "spec"} | {"spec": {}}
+    one, other = (
+        trainjob.secured({**plain, "metadata": {**plain["metadata"], "annotations": {CHECKPOINTING: text}}})
+        for text in ('{"interval": "5m"}', '{"interval": "soon"}'.replace("soon", "9m"))
+    )
+    changed = {**one, "metadata": other["metadata"]}
+    with pytest.raises(SpecError, match="cannot be changed after the job was created: make a new TrainJob"):
+        trainjob.check_update(one, changed)
+    trainjob.check_update(one, {**one, "metadata": plain["metadata"]})  # our own patch still has it
+    trainjob.check_update({**one, "metadata": plain["metadata"]}, one)
+    trainjob.check_update(one, one)
+
+
+def test_a_launcher_that_trains_has_the_claim_too():
+    made = job_set(FROM_TRAINJOB)
+    made["metadata"]["annotations"][CHECKPOINTING] = json.dumps(FULL)
+    (node,) = made["spec"]["replicatedJobs"]
+    launcher = copy.deepcopy(node) | {"name": "launcher"}
+    launcher["template"]["metadata"] = {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}}
+    made["spec"]["replicatedJobs"] = [launcher, node]
+    for replicated in jobset.secured_jobset(made)["spec"]["replicatedJobs"]:
+        pod = replicated["template"]["spec"]["template"]["spec"]
+        assert [one["persistentVolumeClaim"]["claimName"] for one in pod["volumes"]] == ["first", "second"]
+        (container,) = [one for one in pod["containers"] if one["name"] == "node"]
+        assert [one["mountPath"] for one in container["volumeMounts"]] == ["/first", "/second"]
+
+
+@pytest.mark.parametrize(
+    ("block", "where", "fallback"),
+    [
+        (
+            {"storage": {"uri": "s3://b/x"}, "persistentVolume": {"claimName": "c"}},
+            "s3://b/x",
+            "/mnt/holdfast-fallback",
+        ),
+        ({"persistentVolume": {"claimName": "c", "mountPath": "/c"}}, "/c", None),
+        ({"storage": {"uri": "s3://b/x", "persistentVolume": {"claimName": "c", "mountPath": "/c"}}}, "s3://b/x", "/c"),
+        (
+            {"storage": {"uri": "s3://b/x", "fallback": {"persistentVolume": {"claimName": "c"}}}},
+            "s3://b/x",
+            "/mnt/holdfast-fallback",
+        ),
+    ],
+)
+def test_a_fallback_needs_no_more_than_the_name_of_a_claim(block, where, fallback):
+    asked = parse(block)
+    given = {one["name"]: one.get("value") for one in asked.variables()}
+    assert (given["CHECKPOINT_URI"], given.get("CHECKPOINT_FALLBACK_URI")) == (where, fallback)
+    assert [volume.claim for volume in asked.volumes] == ["c"]
+    assert complaints(block, schema.CHECKPOINTING) == []
+
+
+def test_two_fallbacks_are_one_too_many():
+    claim = {"persistentVolume": {"claimName": "c"}}
+    with pytest.raises(SpecError, match=r"persistentVolume: is a second fallback beside spec.checkpointing.storage"):
+        parse({**claim, "storage": {"uri": "s3://b/x", "fallback": claim}})
+
+
+@pytest.mark.parametrize(
+    ("block", "warns"),
+    [
+        ({}, True),
+        ({"enabled": False}, False),
+        ({"storage": {"uri": "s3://b/x"}}, False),
+        ({"persistentVolume": {"claimName": "c"}}, False),
+        ({"env": [{"name": "HOLDFAST_DIR", "value": "/mine"}]}, False),
+    ],
+)
+def test_who_does_not_say_where_checkpoints_go_is_warned(block, warns):
+    found = admission._lost_with_the_pod(train_job(block))
+    assert (found is not None and "storage is not set" in found) == warns
+    assert (admission._lost_with_the_pod(job({CHECKPOINTING: json.dumps(block)})) is not None) == warns
+
+
+@pytest.mark.parametrize("answer", [OSError("no route"), TimeoutError(), ApiException(status=503), ApiException()])
+def test_an_api_server_that_is_away_ends_no_replica(answer):
+    class Away:
+        async def read_namespaced_lease(self, *_: Any) -> Any:
+            raise answer
+
+    lock = app._Lock("lease", "here", "me", object())
+    lock.api_instance = Away()
+    config = Config(lock, 15, 10, 2, onstarted_leading=lambda: None, onstopped_leading=None)
+    assert asyncio.run(LeaderElection(config).try_acquire_or_renew()) is False
 
 
 def test_what_a_pod_tells_is_read_in_its_turn_and_nobody_execs():
@@ -1037,10 +1270,10 @@ def test_the_webhooks_patch_makes_of_a_ray_object_what_was_wanted_and_takes_it_b
     after = ray.secured(thing)
     released = {**after, "metadata": {"name": "ray"}}
     for one, other in ((thing, after), (released, ray.secured(released))):
-        patch = kopf.Patch({}, body=kopf.Body(one))
+        patch: dict[str, Any] = {}
         admission._differences(one, other, patch)
-        assert merged(one, dict(patch)) == other
-        assert jsonpatch.apply_patch(one, patch.as_json_patch()) == other
+        assert merged(one, patch) == other
+        assert jsonpatch.apply_patch(one, admission._operations(one, patch)) == other
 
 
 @settings(UNHURRIED, max_examples=30)
@@ -1233,6 +1466,25 @@ def test_a_status_that_replaces_another_leaves_nothing_of_it(before, after):
     assert merged(before, controller._replacing(before, after)) == after
 
 
+def test_the_next_certificate_is_trusted_by_whoever_trusts_the_first():
+    first = certificates.make("a.b.svc", NOW)
+    second = certificates.make("a.b.svc", NOW + timedelta(days=300), first)
+    assert second.authority == first.authority
+    assert second.certificate != first.certificate
+    authority = x509.load_pem_x509_certificate(first.authority)
+    x509.load_pem_x509_certificate(second.certificate).verify_directly_issued_by(authority)
+
+
+@pytest.mark.parametrize("days", [0, 3500])
+def test_an_authority_that_ends_or_has_lost_its_key_is_followed_by_another_and_trusted_for_a_while(days):
+    first = certificates.make("a.b.svc", NOW)
+    known = first if days else certificates.Bundle(first.certificate, first.key, first.authority)
+    second = certificates.make("a.b.svc", NOW + timedelta(days=days), known)
+    newest, older = x509.load_pem_x509_certificates(second.authority)
+    assert older == x509.load_pem_x509_certificate(first.authority)
+    x509.load_pem_x509_certificate(second.certificate).verify_directly_issued_by(newest)
+
+
 def test_no_difference_is_no_patch():
     patch: dict[str, Any] = {}
     thing = train_job(FULL)
@@ -1357,7 +1609,7 @@ PROGRESS_NOW: dict[str, Any] = {
     "loss": "0.4523",
     "percentComplete": "50.0",
     "estimatedTimeRemaining": "1h 45m",
-    "lastUpdateTime": "2026-11-15T11:59:30Z",
+    "lastUpdateTime": "2026-11-15T12:00:00Z",
     "resumedFrom": "checkpoint-100",
     "checkpointing": {"enabled": True, "latestCheckpoint": "/c/checkpoint-150", "checkpointsCreated": 3},
 }
@@ -1369,8 +1621,15 @@ def look(before: dict[str, Any], phase: str, progress: dict[str, Any] | None, so
 
 def test_looking_again_at_what_has_not_changed_says_nothing():
     first, happened = look({}, "Running", PROGRESS_NOW, pod(running=True))
-    assert [one.reason for one in happened] == ["Running", "Resumed", "CheckpointCommitted"]
+    assert [one.reason for one in happened] == ["Created", "Running", "Resumed", "CheckpointCommitted"]
     assert look(first, "Running", PROGRESS_NOW, pod(running=True)) == (first, [])
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Suspended", "Running"])
+def test_that_a_job_was_created_is_told_however_it_was_seen_first(phase):
+    shown, happened = look({}, phase, None)
+    assert [one.reason for one in happened] == (["Created"] if phase == "Pending" else ["Created", phase])
+    assert look(shown, phase, None) == (shown, [])
 
 
 def test_a_restarted_controller_says_nothing_twice():
@@ -1388,6 +1647,40 @@ def test_each_new_pod_that_went_on_from_a_checkpoint_is_one_recovery():
     assert "Resumed from checkpoint-100" in [one.message for one in happened]
 
 
+def test_ranks_that_share_one_file_are_one_recovery_whoever_is_read():
+    began, written = pod("a", running=True, made_s=-60), {**PROGRESS_NOW, "lastUpdateTime": "2026-11-15T12:00:00Z"}
+    first, _ = look({}, "Running", written, began)
+    assert first["recoveries"] == 1
+    for name in ("b", "a", "b"):
+        first, happened = look(first, "Running", written, pod(name, running=True, made_s=-58, index=str(name == "b")))
+        assert (first["recoveries"], happened) == (1, [])
+    # Another rank's last word came when this one had begun already.
+    since = {**written, "resumedFrom": "checkpoint-150"}
+    assert look(first, "Running", since, pod("c", running=True, made_s=-2))[0]["recoveries"] == 2
+    again, _ = look(
+        first, "Running", {**written, "lastUpdateTime": "2026-11-15T12:00:09Z"}, pod("c", running=True, made_s=5)
+    )
+    assert again["recoveries"] == 2
+
+
+def _beside(one: dict[str, Any], **state: Any) -> dict[str, Any]:
+    """With a container beside the one that trains."""
+    one["spec"]["containers"] = [{"name": "node"}, {"name": "logs"}]
+    one["status"]["containerStatuses"].append({"name": "logs", "state": state})
+    return one
+
+
+def test_what_a_container_beside_the_training_does_says_nothing_of_the_job():
+    ended = {"terminated": {"exitCode": 1, "finishedAt": "2026-11-15T12:00:00Z"}}
+    assert status.phase_of({}, [_beside(pod(running=True), **ended)], "Running") == ("Running", "")
+    proxy = _beside(pod(exit_code=1, kind="Job"), running={"startedAt": "2026-11-15T11:00:00Z"})
+    proxy["spec"]["containers"] = [{"name": "logs"}, {"name": "main", "env": [{"name": "HOLDFAST_ENABLED"}]}]
+    proxy["status"]["containerStatuses"][0]["name"] = "main"
+    assert status.phase_of({}, [proxy], "Running") == ("Restarting", "a container ended with exit code 1")
+    still = _beside(pod(exit_code=1), running={"startedAt": "2026-11-15T11:00:00Z"})
+    assert status.phase_of({}, [still], "Running") == ("Restarting", "a container ended with exit code 1")
+
+
 def test_what_the_new_attempt_does_not_know_is_not_left_over_from_the_old_one():
     first, _ = look({}, "Running", PROGRESS_NOW, pod("a", running=True))
     second, _ = look(first, "Running", {"step": 0}, pod("b", running=True))
@@ -1403,10 +1696,24 @@ def test_a_file_that_cannot_be_read_changes_nothing_but_a_condition():
     assert (readable["status"], readable["message"]) == ("False", "the file is torn")
 
 
-def test_a_file_that_was_not_written_for_long_is_called_stale():
-    old = {**PROGRESS_NOW, "lastUpdateTime": "2026-11-15T11:00:00Z"}
-    after, _ = look({}, "Running", old, pod(running=True))
+@pytest.mark.parametrize(
+    ("written", "container_began_s"),
+    [("2026-11-15T11:00:00Z", -7200), ("2026-11-15T11:59:30Z", -10), ("2020-01-01T00:00:00Z", 0)],
+)
+def test_a_file_that_was_not_written_for_long_or_by_an_earlier_container_changes_nothing_but_a_condition(
+    written, container_began_s
+):
+    first, _ = look({}, "Running", {**PROGRESS_NOW, "step": 100, "resumedFrom": None}, pod("a", running=True))
+    old = {**PROGRESS_NOW, "lastUpdateTime": written}
+    after, happened = look(first, "Running", old, pod("b", running=True, made_s=container_began_s))
+    assert {**after, "conditions": None} == {**first, "conditions": None}
+    assert happened == []
     assert [one["reason"] for one in after["conditions"] if one["type"] == "ProgressReadable"] == ["Stale"]
+
+
+def test_only_a_new_job_is_called_created():
+    waiting = [look(before, "Pending", None)[1] for before in ({}, {"phase": "Suspended"})]
+    assert [one.reason for happened in waiting for one in happened] == ["Created", "Waiting"]
 
 
 NUMBER_TEXT = st.from_regex(r"\A[+-]?([0-9]{1,20}(\.[0-9]{0,5})?([eE][+-]?[0-9]{1,4})?|inf|nan)\Z")
@@ -1448,7 +1755,7 @@ def test_every_progress_file_that_is_accepted_makes_a_status_that_the_crd_accept
 
 def test_upstreams_status_says_the_same():
     assert status.trainer_status(PROGRESS_NOW) == {
-        "lastUpdatedTime": "2026-11-15T11:59:30Z",
+        "lastUpdatedTime": "2026-11-15T12:00:00Z",
         "progressPercentage": 50,
         "estimatedRemainingSeconds": 6300,
         "metrics": [
@@ -1613,10 +1920,68 @@ def test_a_job_that_was_deleted_is_forgotten_with_its_last_pod(follower, clock):
     assert due(follower) is None
 
 
+@pytest.mark.parametrize("has_pods", [False, True])
+def test_a_job_that_was_deleted_while_nobody_watched_is_forgotten(follower, clock, has_pods):
+    class Cluster:
+        async def event(self, *_: Any) -> None: ...
+
+        async def read_file(self, *_: Any) -> bytes:
+            raise PodReadError("gone")
+
+        async def patch_status(self, *_: Any) -> None:
+            raise ApiException(status=404, reason="Not Found")
+
+    follower.cluster = Cluster()
+    follower.saw_job("TrainJob", "ADDED", body())
+    if has_pods:
+        follower.saw_pod("ADDED", pod(running=True))
+    clock.now += 1
+
+    async def work() -> None:
+        follower._woken = asyncio.Event()  # of this event loop
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(follower._work(), 0.05)
+
+    asyncio.run(work())
+    assert follower.jobs[KEY].body is not None  # once may be a mistake
+    clock.now += 60
+    asyncio.run(work())
+    assert [job.body for job in follower.jobs.values()] == [None] * has_pods
+    follower.saw_job("TrainJob", "MODIFIED", body())
+    assert follower.jobs[KEY].body is not None
+
+
 def test_pods_that_are_seen_before_their_job_are_not_forgotten(follower, clock):
     follower.saw_pod("ADDED", pod(running=True))
     follower.saw_job("TrainJob", "ADDED", body())
     assert list(follower.jobs[KEY].pods) == ["uid-gpt-node-0-0"]
+
+
+def test_a_bad_annotation_that_nobody_refused_does_not_hide_how_the_job_goes_on(follower):
+    meta = {"name": "gpt", "namespace": "default", "uid": "u", "annotations": ASKS}
+    follower.saw_job("Job", "ADDED", {**job(ASKS), "metadata": meta})
+    bad = {**job(ASKS), **told("Failed"), "metadata": {**meta, "annotations": {CHECKPOINTING: '{"interval": "soon"}'}}}
+    follower.saw_job("Job", "MODIFIED", bad)
+    known = follower.jobs[("Job", "default", "gpt")]
+    assert status.phase_of(known.body, [], "Running")[0] == "Failed"
+    assert known.asked is not None
+
+
+def test_what_was_shown_survives_a_crd_that_lacks_the_field_for_a_while(follower):
+    follower.cluster = files = _Files()
+    follower.saw_job("TrainJob", "ADDED", body())
+    follower.saw_pod("ADDED", pod(running=True))
+    files.files = {"gpt-node-0-0": {**_told(8), "resumedFrom": "checkpoint-4"}}
+    look_at = follower.jobs[KEY]
+    asyncio.run(follower._look(look_at))
+    assert (files.shown["recoveries"], files.shown["step"]) == (1, 8)
+    files.shown = {}
+    follower.saw_job("TrainJob", "MODIFIED", body())  # as it is read then
+    asyncio.run(follower._look(look_at))
+    assert files.shown == {}  # nothing is new
+    follower.show_again()
+    asyncio.run(follower._look(look_at))
+    assert (files.shown["recoveries"], files.shown["step"]) == (1, 8)
 
 
 def test_a_job_that_does_not_ask_any_more_is_not_followed(follower):
@@ -1649,6 +2014,110 @@ def test_pods_of_others_are_not_ours(follower):
     assert follower.jobs == {}
 
 
+def test_a_claim_that_is_refused_is_told_once_and_keeps_nobody_from_looking_at_the_job(follower):
+    said: list[str] = []
+
+    class Refuses:
+        async def make_claim(self, *_: Any) -> bool:
+            raise ApiException(status=403, reason="Forbidden")
+
+        async def event(self, _thing: Any, _kind: str, reason: str, message: str, *_: Any) -> None:
+            said.append(f"{reason}: {message}")
+
+        async def patch_status(self, *arguments: Any) -> None:
+            said.append(arguments[-1]["trainingProgress"]["phase"])
+
+    volume = {"claimName": "new", "mountPath": "/new", "size": "1Gi"}
+    asks = train_job({"storage": {"persistentVolume": volume}})
+    follower.cluster = Refuses()
+    follower.saw_job("TrainJob", "ADDED", {**asks, "metadata": body()["metadata"]})
+    for _ in range(2):
+        asyncio.run(follower._look(follower.jobs[KEY]))
+    claims = [one for one in said if one.startswith("ClaimFailed")]
+    assert claims == ["ClaimFailed: Cannot make the claim new: 403 Forbidden"]
+    assert "Pending" in said
+
+
+def test_a_jobset_that_was_made_without_the_webhook_is_told_of(follower):
+    said: list[str] = []
+
+    class Cluster:
+        async def event(self, _thing: Any, _kind: str, reason: str, *_: Any) -> None:
+            said.append(reason)
+
+        async def patch_status(self, *_: Any) -> None: ...
+
+    follower.cluster = Cluster()
+    follower.saw_job("TrainJob", "ADDED", body())
+    made = job_set({})
+    made["metadata"]["ownerReferences"] = [{"kind": "TrainJob"}]
+    for thing in (
+        jobset.secured_jobset({**made, "metadata": {**made["metadata"], "annotations": FROM_TRAINJOB}}),
+        made,
+        made,
+    ):
+        follower.saw_job("JobSet", "ADDED", thing)
+        asyncio.run(follower._look(follower.jobs[KEY]))
+        said.append("looked")
+    assert said == ["Created", "looked", "NotProtected", "looked", "looked"]
+
+
+@pytest.mark.parametrize("made_by", ["webhook", "nobody"])
+def test_it_is_told_of_whichever_is_seen_first_with_what_to_delete(follower, made_by):
+    said: list[str] = []
+
+    class Cluster:
+        async def event(self, _thing: Any, _kind: str, reason: str, message: str, *_: Any) -> None:
+            said.append(f"{reason} {message}")
+
+        async def patch_status(self, *_: Any) -> None: ...
+
+    follower.cluster = Cluster()
+    made = job_set({})
+    made["metadata"]["ownerReferences"] = [{"kind": "TrainJob"}]
+    follower.saw_job("JobSet", "ADDED", made)
+    thing = body()
+    follower.saw_job("TrainJob", "ADDED", trainjob.secured(thing) if made_by == "webhook" else thing)
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    (told_of,) = [one for one in said if one.startswith("NotProtected")]
+    what = "JobSet" if made_by == "webhook" else "TrainJob"
+    assert f"not reached when the {what} was made" in told_of
+    assert f"Delete the {what}" in told_of
+
+
+def test_pods_of_an_earlier_job_of_the_same_name_say_nothing_of_this_one(follower):
+    shown: list[dict[str, Any]] = []
+
+    class Cluster:
+        async def event(self, *_: Any) -> None: ...
+
+        async def patch_status(self, *arguments: Any) -> None:
+            shown.append(arguments[-1]["trainingProgress"])
+
+    follower.cluster = Cluster()
+    thing = body()
+    thing["metadata"]["creationTimestamp"] = (NOW + timedelta(seconds=200)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    follower.saw_job("TrainJob", "ADDED", thing)
+    follower.saw_pod("ADDED", _ended("old", _told(8)))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert shown[0]["phase"] == "Pending"
+    assert "step" not in shown[0]
+
+
+def test_an_event_has_one_name_however_often_it_is_told():
+    names: list[str] = []
+
+    class Cluster:
+        async def event(self, *arguments: Any) -> None:
+            names.append(arguments[-1])
+
+    controller = Controller(Cluster())  # type: ignore[arg-type]
+    saved = status.Happened("Normal", "CheckpointCommitted", "Checkpoint committed: x")
+    for before in ({"step": 1}, {"step": 1}, {"step": 2}):
+        asyncio.run(controller._tell(body(), saved, before))
+    assert names[0] == names[1] != names[2]
+
+
 def test_pods_that_vanished_while_nobody_watched_are_seen_to_be_gone_at_the_next_list(clock):
     class Lists:
         async def pods(self):
@@ -1678,6 +2147,81 @@ def test_what_was_shown_is_found_again_in_the_annotation():
     thing = job(ASKS)
     thing["metadata"]["annotations"] = {PROGRESS: json.dumps(after)}
     assert controller.shown(thing, in_status=False) == after
+
+
+class _Files:
+    """A cluster whose pods have these files."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, Any]] = {}
+        self.shown: dict[str, Any] = {}
+
+    async def read_file(self, _namespace: str, pod: str, *_: str) -> bytes:
+        if pod not in self.files:
+            raise PodReadError(f"no file in {pod}")
+        return json.dumps(self.files[pod]).encode()
+
+    async def event(self, *_: Any) -> None: ...
+
+    async def patch_status(self, *arguments: Any) -> None:
+        self.shown |= arguments[-1]["trainingProgress"]
+
+
+def _told(step: int) -> dict[str, Any]:
+    """A minute ago, and each step a second after the one before it."""
+    at = datetime.now(UTC) + timedelta(seconds=step - 60)
+    return {"step": step, "lastUpdateTime": at.isoformat()}
+
+
+def _ended(name: str, progress: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """As the kubelet shows a pod whose container has left this."""
+    one = pod(name, exit_code=143, **more)
+    one["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = json.dumps(progress)
+    return one
+
+
+@pytest.fixture
+def files(follower):
+    follower.cluster = _Files()
+    follower.saw_job("TrainJob", "ADDED", body())
+    return follower.cluster
+
+
+@pytest.mark.parametrize("event", ["MODIFIED", "DELETED"])
+@pytest.mark.parametrize("leads", [True, False], ids=["leader", "replica that leads next"])
+def test_what_rank_0_has_left_is_shown_though_another_rank_still_runs_and_has_no_file(follower, files, event, leads):
+    follower.leads = leads
+    follower.saw_pod("ADDED", pod("a", running=True))
+    follower.saw_pod("ADDED", pod("b", running=True, index="1"))
+    follower.saw_pod(event, _ended("a", _told(8)))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["step"] == 8
+
+
+def test_what_the_rank_that_ended_last_has_left_counts(follower, files):
+    for name, step, index in (("a", 7, "0"), ("b", 8, "1"), ("c", 6, "2")):
+        follower.saw_pod("ADDED", _ended(name, _told(step), index=index))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["step"] == 8
+
+
+def test_what_a_pod_has_left_is_no_news_once_its_successor_has_told_more(follower, files):
+    files.files = {"new": _told(12)}
+    follower.saw_pod("ADDED", pod("new", running=True))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    files.files = {}
+    follower.saw_pod("ADDED", _ended("old", _told(8)))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["step"] == 12
+    assert files.shown["conditions"][1]["message"] == "no file in new"
+
+
+def test_what_a_pod_has_left_does_not_hide_for_long_that_its_successor_tells_nothing(follower, files):
+    follower.saw_pod("ADDED", _ended("old", _told(8)))
+    follower.saw_pod("ADDED", pod("new", running=True, made_s=60))
+    for seen in ("True", "False"):
+        asyncio.run(follower._look(follower.jobs[KEY]))
+        assert files.shown["conditions"][1]["status"] == seen
 
 
 def test_rank_0_is_asked_first_and_of_two_in_its_place_the_newer():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import re
 import shutil
@@ -17,26 +16,15 @@ from typing import Any
 import pytest
 import yaml
 
+from clusters import program, schema_of
+from holdfast.operator.app import FROM_CERT_MANAGER
+
 ROOT = Path(__file__).parents[2]
 CHART, MANIFESTS, DOCKER = ROOT / "deploy/chart", ROOT / "deploy/manifests", ROOT / "deploy/docker"
-PACKED = ROOT.parent / "shared/kube/bin"
 NAME, NAMESPACE = "holdfast-operator", "holdfast-system"
 CRD = "trainjobs.trainer.kubeflow.org"
 
 Objects = list[dict[str, Any]]
-
-
-def program(name: str, folder: Path) -> str:
-    """A program in PATH, else one that lies packed beside the repository."""
-    if found := shutil.which(name):
-        return found
-    packed, unpacked = PACKED / f"{name}.xz", folder / name
-    if not packed.exists():
-        pytest.skip(f"{name} is not in PATH: install helm 3.14 or newer and kubeconform 0.6 or newer")
-    with lzma.open(packed) as source, unpacked.open("wb") as target:
-        shutil.copyfileobj(source, target)
-    unpacked.chmod(0o755)
-    return str(unpacked)
 
 
 @pytest.fixture(scope="session")
@@ -125,34 +113,6 @@ def test_helm_finds_nothing_to_complain_about(helm: str) -> None:
     command = [helm, "lint", "--strict", str(CHART), "--namespace", NAMESPACE]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def schema_of(model: Any, models: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a class of the Kubernetes client, which was made from the API server's own description."""
-
-    def of(kind: str) -> dict[str, Any]:
-        if match := re.fullmatch(r"list\[(.+)\]", kind):
-            return {"type": "array", "items": of(match[1])}
-        if match := re.fullmatch(r"dict\([^,]+, ?(.+)\)", kind):
-            return {"type": "object", "additionalProperties": of(match[1])}
-        simple = {"str": "string", "int": "integer", "bool": "boolean", "float": "number", "datetime": "string"}
-        if kind in simple:
-            return {"type": simple[kind]}
-        if kind == "object":
-            return {}
-        if kind not in definitions:
-            definitions[kind] = {}
-            definitions[kind] = schema_of(getattr(models, kind), models, definitions)
-        return {"$ref": f"#/definitions/{kind}"}
-
-    fields = {model.attribute_map[name]: of(kind) for name, kind in model.openapi_types.items()}
-    needed = [
-        model.attribute_map[name]
-        for name in model.openapi_types
-        if any("must not be `None`" in str(text) for text in getattr(model, name).fset.__code__.co_consts)
-    ]
-    schema = {"type": "object", "properties": fields, "additionalProperties": False}
-    return schema | ({"required": needed} if needed else {})
 
 
 @pytest.fixture(scope="session")
@@ -531,22 +491,33 @@ def test_each_kind_fails_open_or_closed_by_its_own_value(helm: str, default: Obj
     )
     assert policies(objects) == dict.fromkeys(("/trainjob", "/jobset", "/job"), "Ignore") | dict.fromkeys(ray, "Fail")
     assert {webhook["timeoutSeconds"] for webhook in webhooks(objects).values()} == {3}
+    for found, kinds_let_through in (
+        (default, {"jobs", "jobsets", "rayclusters", "rayjobs", "rayservices"}),
+        (objects, {"trainjobs", "jobs", "jobsets"}),
+    ):
+        (container,) = one(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+        (argument,) = [argument for argument in container["args"] if argument.startswith("--open-for=")]
+        assert set(argument.removeprefix("--open-for=").split(",")) == kinds_let_through
 
 
 def cel(expression: str, **variables: Any) -> bool:
     """The few words of CEL that the chart uses, read as Python."""
     text = re.sub(r"has\(([\w.]+)\.(\w+)\)", r"('\2' in \1)", expression)
-    text = text.replace("&&", "and").replace("||", "or")
+    text = text.replace("&&", "and").replace("||", "or").replace("!(", "not (")
     text = re.sub(r"\b(object|oldObject)((?:\.\w+)+)", lambda m: m[1] + re.sub(r"\.(\w+)", r"['\1']", m[2]), text)
     return bool(eval(text, {"__builtins__": {}}, variables))
 
 
-def thing(*annotations: str, **spec: Any) -> dict[str, Any]:
-    meta = {"annotations": dict.fromkeys(annotations, "true")} if annotations else {}
+def thing(*annotations: str, value: str = "true", **spec: Any) -> dict[str, Any]:
+    meta = {"annotations": dict.fromkeys(annotations, value)} if annotations else {}
     return {"metadata": {"name": "x", **meta}, "spec": spec}
 
 
-ASKS, MADE = "holdfast.dev/checkpointing", "holdfast.dev/managed"
+def template(*annotations: str) -> dict[str, Any]:
+    return {"template": {"metadata": {"annotations": dict.fromkeys(annotations, "{}")}}}
+
+
+ASKS, MADE, PUT_IN = "holdfast.dev/checkpointing", "holdfast.dev/managed", "holdfast.dev/injected"
 RAY, WAIT = "ray.io/jit-checkpoint-enabled", "ray.io/jit-checkpoint-kill-wait"
 
 
@@ -557,6 +528,18 @@ RAY, WAIT = "ray.io/jit-checkpoint-enabled", "ray.io/jit-checkpoint-kill-wait"
         ("/trainjob-create", thing("other"), None, False),
         ("/trainjob-create", thing(checkpointing={}), None, True),
         ("/trainjob-create", thing(ASKS), None, True),
+        ("/trainjob-update", thing(checkpointing={}), thing(), True),
+        ("/trainjob-update", thing(ASKS), thing(), True),
+        ("/trainjob-update", thing(checkpointing={}), thing(checkpointing={}), False),
+        ("/trainjob-update", thing(ASKS), thing(ASKS), False),
+        ("/trainjob-update", thing(ASKS), thing(ASKS, value="false"), True),
+        ("/trainjob-update", thing("other"), thing(ASKS), False),
+        ("/job-update", thing(), thing(), False),
+        ("/job-update", thing("other"), thing(), False),
+        ("/job-update", thing(ASKS), thing(), True),
+        ("/job-update", thing(ASKS), thing(ASKS), False),
+        ("/job-update", thing(ASKS), thing(ASKS, value="false"), True),
+        ("/trainjob-update", thing(), thing(checkpointing={}), False),
         ("/jobset-create", thing(), None, False),
         ("/jobset-create", thing(ASKS), None, True),
         ("/jobset-create", thing(MADE), None, True),
@@ -566,6 +549,11 @@ RAY, WAIT = "ray.io/jit-checkpoint-enabled", "ray.io/jit-checkpoint-kill-wait"
         ("/job-create", thing(ASKS), None, True),
         ("/raycluster-create", thing(), None, False),
         ("/raycluster-create", thing(RAY), None, True),
+        ("/raycluster-create", thing(headGroupSpec=template("other")), None, False),
+        ("/raycluster-create", thing(headGroupSpec=template(PUT_IN)), None, True),
+        ("/rayjob-create", thing(rayClusterSpec={"headGroupSpec": template(PUT_IN)}), None, True),
+        ("/rayservice-create", thing(rayClusterConfig={"headGroupSpec": template(PUT_IN)}), None, True),
+        ("/rayservice-create", thing(rayClusterConfig={}), None, False),
         ("/rayjob-create", thing(WAIT), None, True),
         ("/rayservice-update", thing(), thing(), False),
         ("/rayservice-update", thing(), thing(RAY), True),
@@ -583,7 +571,8 @@ def test_the_api_server_asks_only_for_objects_that_ask_for_it(
 def test_the_conditions_name_the_annotations_of_the_operator(default: Objects) -> None:
     from holdfast.operator import names
 
-    assert (ASKS, MADE, RAY, WAIT) == (names.CHECKPOINTING, names.MANAGED, names.RAY_ENABLED, names.RAY_KILL_WAIT)
+    assert (ASKS, MADE, PUT_IN) == (names.CHECKPOINTING, names.MANAGED, names.INJECTED)
+    assert (RAY, WAIT) == (names.RAY_ENABLED, names.RAY_KILL_WAIT)
     assert names.TRAINJOB_CRD == CRD
 
 
@@ -649,8 +638,11 @@ def test_the_uninstall_runs_last_with_rights_of_its_own_and_leaves_nothing(helm:
     others = {json.dumps(thing, sort_keys=True) for thing in default if thing["metadata"]["name"] != name}
     without = {json.dumps(thing, sort_keys=True) for thing in rendered(helm, options=("--no-hooks",))}
     assert others == without
+    # With other values before, the operator may have put fields into the CRD, and cert-manager made secrets.
     alone = one(rendered(helm, *VALUES["CRD left alone"]), "Job", name)
-    assert "--leave-crd" in pod_of(alone)["containers"][0]["args"]
+    assert "--leave-crd" not in pod_of(alone)["containers"][0]["args"]
+    secrets = {right[2] for right in rights(one(default, "Role", name)) if right[1] == "secrets"}
+    assert secrets == {"holdfast-operator-tls", *FROM_CERT_MANAGER}
 
 
 # ------------------------------------------------------------------ images

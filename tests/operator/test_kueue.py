@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jobs import expected_digest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -39,14 +39,14 @@ def queue() -> list[dict[str, Any]]:
 
 def test_a_job_that_is_preempted_by_a_more_important_one_saves_waits_and_goes_on(operator, training):
     operator.add("kueue")
-    operator.until(lambda: operator.apply(*queue()), 90, "Kueue takes its queues")
+    operator.until(lambda: operator.apply(*queue()), message="Kueue takes its queues")
     labels = {QUEUE: "training", PRIORITY: "low"}
     low = training("unimportant", labels, epochs=8, cpu="500m")
     before = low.until_step(30)
     high = training("important", {**labels, PRIORITY: "high"}, epochs=2, cpu="500m")
-    operator.until(lambda: low.progress().get("phase") == "Suspended" and not low.pods(), 90, "preempted")
+    operator.until(lambda: low.progress().get("phase") == "Suspended" and not low.pods(), message="preempted")
     assert high.until_complete()["step"] == 2 * 50
-    operator.until(lambda: low.progress().get("recoveries") == 1, 120, "admitted again")
+    operator.until(lambda: low.progress().get("recoveries") == 1, message="admitted again")
     assert low.step_of_resume() >= before
     assert low.until_complete()["step"] == 8 * 50
     assert low.digest() == expected_digest(8)

@@ -9,7 +9,7 @@ import pytest
 from jobs import NAMESPACE, claim, expected_digest, trainjob
 from trainings import folder_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:holdfast-operator"
 SHOW = """
@@ -42,9 +42,9 @@ def other(operator):
 
     def upgrade(*values: str) -> None:
         words = ("helm", "upgrade", "holdfast-operator", operator.chart, "-n", NAMESPACE, "-f", operator.values)
-        operator.run(*words, *(f"--set={value}" for value in values), timeout=180)
-        operator.kubectl("rollout", "status", "-n", NAMESPACE, "deployment/holdfast-operator", "--timeout=120s")
-        operator.until(lambda: leads_one_of(operator), 60, "a pod of the new version leads")
+        operator.run(*words, *(f"--set={value}" for value in values))
+        operator.kubectl("rollout", "status", "-n", NAMESPACE, "deployment/holdfast-operator", "--timeout=300s")
+        operator.until(lambda: leads_one_of(operator), message="a pod of the new version leads")
 
     upgrade("progress.by=push", "crd.patch=false")
     yield operator
@@ -71,14 +71,14 @@ def test_a_job_asks_by_annotation_and_its_pods_tell_their_progress(other):
         return items[0]["metadata"]["name"]
 
     try:
-        seen = other.until(lambda: shown().get("step", 0) > 20 and shown(), 120, "progress in the annotation")
+        seen = other.until(lambda: shown().get("step", 0) > 20 and shown(), message="progress in the annotation")
         assert seen["phase"] == "Running"
         # A token that was made for another use, one that is none, and one that is too long.
         said = other.kubectl("exec", pod(), "-c", "node", "--", "python", "-c", SHOW)
         assert json.loads(said) == [401, 401, 400]
         other.kubectl("delete", "pod", pod(), "--wait=false")
-        other.until(lambda: shown().get("recoveries") == 1, 120, "resumed")
-        other.until(lambda: shown().get("phase") == "Complete", 180, "complete")
+        other.until(lambda: shown().get("recoveries") == 1, message="resumed")
+        other.until(lambda: shown().get("phase") == "Complete", message="complete")
         assert shown()["step"] == 6 * 50
         with open(f"{folder_of(other, name)}/digest", encoding="ascii") as file:
             assert file.read() == expected_digest(6)

@@ -17,10 +17,12 @@ import yaml
 from test_trainjob import drain
 from trainings import folder_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from clusters import PATIENCE_S
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/kubernetes/ray"
-EPOCHS, STEPS = 8, 8 * 50
+EPOCHS, STEPS = 5, 5 * 50
 
 
 @functools.cache
@@ -31,13 +33,12 @@ def expected() -> str:
         environ |= {"HOLDFAST_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
         options = ["--results", folder, "--epochs", str(EPOCHS), "--step-s", "0"]
         command = [sys.executable, str(EXAMPLE / "train_ray.py"), *options]
-        subprocess.run(command, env=environ, check=True, capture_output=True, timeout=200, cwd=folder)
+        subprocess.run(command, env=environ, check=True, capture_output=True, timeout=PATIENCE_S, cwd=folder)
         return Path(folder, "digest").read_text()
 
 
-def rayjob() -> dict[str, Any]:
-    """The example for a small cluster without spot machines, and with the image that is there."""
-    job = yaml.safe_load((EXAMPLE / "rayjob.yaml").read_text())
+def made_small(job: dict[str, Any]) -> None:
+    """For a cluster without spot machines, and with the image that is there."""
     job["spec"]["entrypoint"] += f" --epochs {EPOCHS} --step-s 0.1"
     cluster = job["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
@@ -52,7 +53,6 @@ def rayjob() -> dict[str, Any]:
         group["rayStartParams"] |= {"num-cpus": "1"}
     submitter = {"name": "ray-job-submitter", "image": "localhost/host:latest", "imagePullPolicy": "IfNotPresent"}
     job["spec"]["submitterPodTemplate"] = {"spec": {"restartPolicy": "Never", "containers": [submitter]}}
-    return job
 
 
 class Training:
@@ -60,10 +60,11 @@ class Training:
 
     def __init__(self, kube: Any) -> None:
         self.kube = kube
-        self.name = rayjob()["metadata"]["name"]
-        kube.kubectl("create", "configmap", self.name, f"--from-file={EXAMPLE}/train_ray.py")
-        kube.apply(yaml.safe_load((EXAMPLE / "claim.yaml").read_text()))
-        kube.apply(rayjob())
+        things = list(yaml.safe_load_all(kube.kubectl("kustomize", str(EXAMPLE))))
+        (job,) = (thing for thing in things if thing["kind"] == "RayJob")
+        made_small(job)
+        self.name = job["metadata"]["name"]
+        kube.apply(*things)
 
     def folder(self) -> str:
         return folder_of(self.kube, f"{self.name}-results")
@@ -74,7 +75,7 @@ class Training:
             return json.load(file)
 
     def until_step(self, step: int) -> int:
-        return self.kube.until(lambda: self._at_least(step), 200, f"step {step}")
+        return self.kube.until(lambda: self._at_least(step), message=f"step {step}")
 
     def _at_least(self, step: int) -> int | None:
         try:
@@ -98,17 +99,43 @@ class Training:
         return self.kube.get("rayjob", self.name).get("status", {})
 
 
+def test_the_annotations_become_variables_of_every_ray_container_and_a_bad_value_is_refused(operator):
+    operator.add("kuberay")
+    things = yaml.safe_load_all(operator.kubectl("kustomize", str(EXAMPLE)))
+    (spec,) = (thing["spec"]["rayClusterSpec"] for thing in things if thing["kind"] == "RayJob")
+    on = {"ray.io/jit-checkpoint-enabled": "true", "ray.io/jit-checkpoint-kill-wait": "5.0"}
+    for kind, inside in (
+        ("RayCluster", spec),
+        ("RayService", {"rayClusterConfig": spec, "serveConfigV2": ""}),
+        ("RayJob", {"rayClusterSpec": spec, "entrypoint": "true"}),
+    ):
+        thing = {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "tried"}, "spec": inside}
+        thing["metadata"]["annotations"] = on
+        words = ("create", "--dry-run=server", "-o", "json", "-f", "-")
+        made = json.loads(operator.kubectl(*words, stdin=json.dumps(thing)))["spec"]
+        made = made.get("rayClusterConfig") or made.get("rayClusterSpec") or made
+        for group in (made["headGroupSpec"], *made["workerGroupSpecs"]):
+            given = {one["name"]: one.get("value") for one in group["template"]["spec"]["containers"][0]["env"]}
+            assert given["RAY_TRAIN_JIT_CHECKPOINT_ENABLED"] == "true"
+            assert given["RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT"] == "5.0"
+            assert group["template"]["spec"]["terminationGracePeriodSeconds"] >= 65
+        thing["metadata"]["annotations"] = {"ray.io/jit-checkpoint-kill-wait": "soon"}
+        assert "jit-checkpoint-kill-wait: 'soon' is not accepted; it must be a number of seconds" in operator.refused(
+            thing
+        )
+
+
 def test_an_annotated_rayjob_resumes_when_a_worker_is_deleted_and_a_node_is_drained(operator):
     operator.add("kuberay")
     job = Training(operator)
     try:
         before = job.until_step(20)
         operator.kubectl("delete", "pod", job.workers()[0], "--wait=false")
-        first = operator.until(lambda: (job.resumed_at() or -1) >= before and job.resumed_at(), 200, "resumed")
+        first = operator.until(lambda: (job.resumed_at() or -1) >= before and job.resumed_at(), message="resumed")
         before = job.until_step(first + 20)
         drain(operator, job.workers()[1], "ray.io/node-type=worker")
-        operator.until(lambda: (job.resumed_at() or -1) >= before, 200, "resumed again")
-        operator.until(lambda: job.status().get("jobStatus") == "SUCCEEDED", 200, "complete")
+        operator.until(lambda: (job.resumed_at() or -1) >= before, message="resumed again")
+        operator.until(lambda: job.status().get("jobStatus") == "SUCCEEDED", message="complete")
         assert job.progress()["step"] == STEPS
         assert Path(job.folder(), "digest").read_text() == expected()
     finally:

@@ -97,3 +97,20 @@ capabilities:
 {{- range rest . }}{{ $found = append $found (printf "'%s' in %s.metadata.annotations" . $object) }}{{ end -}}
 (has({{ $object }}.metadata.annotations) && ({{ join " || " $found }}))
 {{- end }}
+
+{{/* CEL: whether an update adds an annotation or changes it. */}}
+{{- define "holdfast.changed" -}}
+{{- $same := printf "object.metadata.annotations['%s'] == oldObject.metadata.annotations['%s']" . . -}}
+({{ include "holdfast.annotated" (list "object" .) }} && !({{ include "holdfast.annotated" (list "oldObject" .) }} && {{ $same }}))
+{{- end }}
+
+{{/* CEL: whether the pod template of a Ray group holds what the operator once put in. The way to the group, by fields. */}}
+{{- define "holdfast.injected" -}}
+{{- $place := first . }}
+{{- $there := list }}
+{{- range concat (rest .) (list "template" "metadata" "annotations") }}
+{{- $place = printf "%s.%s" $place . }}
+{{- $there = append $there (printf "has(%s)" $place) }}
+{{- end -}}
+({{ join " && " $there }} && 'holdfast.dev/injected' in {{ $place }})
+{{- end }}

@@ -27,7 +27,7 @@ def tiny() -> tuple[Any, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="gpt2")
-    parser.add_argument("--dataset", default="trl-lib/Capybara")
+    parser.add_argument("--dataset", default="roneneldan/TinyStories", help="with a column text; or text")
     parser.add_argument("--output", default="/workspace/checkpoints")
     parser.add_argument("--steps", type=int, default=-1, help="-1: as many as the epochs have")
     arguments = parser.parse_args()
@@ -45,6 +45,7 @@ def main() -> None:
         logging_steps=10,
         max_length=64 if arguments.model == "tiny" else 1024,
         bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),  # without it, several processes on CPUs train each for itself
         report_to="none",
     )
     trainer = SFTTrainer(model, args=settings, train_dataset=dataset, processing_class=tokenizer)

@@ -26,6 +26,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--certificates", help="folder with tls.crt, tls.key and ca.crt; without it they are made")
     parser.add_argument("--leave-crd", action="store_true", help="do not add fields to the CRD of TrainJob")
     parser.add_argument("--push-port", type=int, help="where pods tell their progress; without it they are asked")
+    parser.add_argument(
+        "--open-for",
+        type=lambda text: frozenset(text.split(",")),
+        default=frozenset(),
+        metavar="KIND,…",
+        help="let objects of these kinds through that the webhooks cannot make sense of, such as jobs,jobsets",
+    )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("kopf", "aiohttp.access"):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
-import kopf
-
 from holdfast.operator import jobset, pods, ray, trainjob
-from holdfast.operator.names import JOBSET_GROUP, JOBSET_VERSION, JOBSETS, TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS
+from holdfast.operator.names import (
+    JOBSET_GROUP,
+    JOBSET_VERSION,
+    JOBSETS,
+    MANAGED,
+    TRAINER_GROUP,
+    TRAINER_VERSION,
+    TRAINJOBS,
+)
 from holdfast.operator.spec import SpecError
 
 log = logging.getLogger("holdfast.operator")
@@ -19,9 +27,9 @@ Change = Callable[..., dict[str, Any]]
 Operation = Literal["CREATE", "UPDATE"]
 
 WEBHOOKS: tuple[tuple[str, str, str, str, Change, tuple[Operation, ...]], ...] = (
-    ("trainjob", TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS, trainjob.secured, ("CREATE",)),
+    ("trainjob", TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS, trainjob.secured, ("CREATE", "UPDATE")),
     ("jobset", JOBSET_GROUP, JOBSET_VERSION, JOBSETS, jobset.secured_jobset, ("CREATE", "UPDATE")),
-    ("job", "batch", "v1", "jobs", jobset.secured_job, ("CREATE",)),
+    ("job", "batch", "v1", "jobs", jobset.secured_job, ("CREATE", "UPDATE")),
     ("raycluster", "ray.io", "v1", "rayclusters", ray.secured, ("CREATE", "UPDATE")),
     ("rayjob", "ray.io", "v1", "rayjobs", ray.secured, ("CREATE", "UPDATE")),
     ("rayservice", "ray.io", "v1", "rayservices", ray.secured, ("CREATE", "UPDATE")),
@@ -29,43 +37,103 @@ WEBHOOKS: tuple[tuple[str, str, str, str, Change, tuple[Operation, ...]], ...] =
 """Path of the webhook, what it is for, what it does, when."""
 
 
-def register(registry: kopf.OperatorRegistry, push: Callable[[], pods.Push] = lambda: pods.ASKED) -> None:
-    """``push``: where pods tell their progress, now."""
-    for path, group, version, plural, change, operations in WEBHOOKS:
-        for operation in operations:
-            kopf.on.mutate(
-                group, version, plural, id=f"{path}-{operation.lower()}", operation=operation, registry=registry
-            )(_handler(change, push))
+class Reviews:
+    """Answers the API server, whatever kopf knows of the resource that it asks about: that may be just installed."""
 
-
-def _handler(change: Change, push: Callable[[], pods.Push]) -> Callable[..., None]:
-    def handle(
-        body: kopf.Body, patch: kopf.Patch, warnings: list[str], dryrun: bool, old: Any = None, **_: Any
+    def __init__(
+        self, push: Callable[[], pods.Push] = lambda: pods.ASKED, open_for: frozenset[str] = frozenset()
     ) -> None:
-        before = _plain(body)
+        """``push``: where pods tell their progress, now. ``open_for``: plural names of kinds of which an object that
+        cannot be looked at is let through as it is, with a warning, and not refused."""
+        self._push = push
+        self._changes = {
+            f"{path}-{operation.lower()}": (change, plural in open_for)
+            for path, _, _, plural, change, operations in WEBHOOKS
+            for operation in operations
+        }
+
+    async def __call__(self, review: dict[str, Any], *, webhook: str | None = None, **_: Any) -> dict[str, Any]:
+        """The answer to an AdmissionReview that came to the path ``webhook``."""
+        request = review["request"]
+        response: dict[str, Any] = {"uid": request["uid"], "allowed": False}
+        new, old = request.get("object") or {}, request.get("oldObject")
+        warnings: list[str] = []
         try:
-            if change is jobset.secured_jobset and old is not None:
-                jobset.check_update(_plain(old), before)
-            after = change(before) if change is ray.secured else change(before, push())
+            operations = self._look(webhook, new, old, warnings)
+            response["allowed"] = True
+            if operations:
+                patch = base64.b64encode(json.dumps(operations).encode()).decode()
+                response |= {"patch": patch, "patchType": "JSONPatch"}
+                if not request.get("dryRun"):
+                    log.info("%s %s is made safe", new.get("kind"), _name(new))
         except SpecError as error:
-            log.info("%s %s refused: %s", before.get("kind"), _name(before), error)
-            raise kopf.AdmissionError(str(error), code=400) from None
-        if change is ray.secured:
-            warnings += ray.warnings(after)
-        _differences(before, after, patch)
-        if patch and not dryrun:
-            log.info("%s %s is made safe", before.get("kind"), _name(before))
+            log.info("%s %s refused: %s", new.get("kind"), _name(new), error)
+            response["status"] = {"code": 400, "message": str(error)}
+        except _SenselessError as error:
+            response["status"] = {"code": 500, "message": str(error)}
+        if warnings:
+            response["warnings"] = warnings
+        return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
-    return handle
+    def _look(self, webhook: str | None, new: dict[str, Any], old: Any, warnings: list[str]) -> list[dict[str, Any]]:
+        """What is to be done to an object, as a JSON patch."""
+        change, opens = self._changes.get(webhook or "", (None, False))
+        if change is None:
+            raise _SenselessError(f"holdfast has no webhook {webhook!r}")
+        try:
+            after = _changed(change, new, old, self._push)
+            if change is ray.secured:
+                warnings += ray.warnings(after)
+            elif old is None and (warning := _lost_with_the_pod(after)):
+                warnings.append(warning)
+        except SpecError:
+            raise
+        except Exception as error:  # such as a list where the CRD, which is asked after us, wants an object
+            what = "let through as it is" if opens else "refused"
+            log.exception("%s %s is %s: it cannot be looked at", new.get("kind"), _name(new), what)
+            said = f"holdfast cannot make sense of this {new.get('kind')} ({type(error).__name__}: {error})"[:300]
+            if not opens:
+                raise _SenselessError(said) from None
+            warnings.append(f"{said}: it is not made safe")
+            return []
+        patch: dict[str, Any] = {}
+        _differences(new, after, patch)
+        return _operations(new, patch)
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "items"):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+class _SenselessError(Exception):
+    """An object cannot be looked at."""
 
 
-def _differences(before: dict[str, Any], after: dict[str, Any], patch: Any) -> None:
+def _changed(change: Change, new: dict[str, Any], old: Any, push: Callable[[], pods.Push]) -> dict[str, Any]:
+    if change is ray.secured:
+        return change(new)
+    if old is not None and change is trainjob.secured:
+        trainjob.check_update(old, new)
+        return new
+    if old is not None:
+        jobset.check_update(old, new)
+        # A JobSet that was made without us stays as it is: with what is missing it could not even be suspended.
+        if change is jobset.secured_job or not jobset.is_secured(old) or not jobset.can_change(new):
+            return new
+        return change(new, push(), old)
+    return change(new, push())
+
+
+def _lost_with_the_pod(thing: dict[str, Any]) -> str | None:
+    """In words for whoever creates a job that says nothing of where its checkpoints go."""
+    if MANAGED in ((thing.get("metadata") or {}).get("annotations") or {}):
+        return None  # a JobSet, of whose TrainJob it was said
+    asked = trainjob.asked_by(thing)
+    if asked is None or not asked.enabled or asked.location or {"CHECKPOINT_URI", "HOLDFAST_DIR"} & asked.env_names:
+        return None
+    return (
+        "checkpointing.storage is not set: checkpoints go where the training script puts them, and are lost with the "
+        "pod unless that is on a volume"
+    )
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:
     """Into ``patch``, a merge patch: objects are merged, everything else is replaced, None removes."""
     for key in {**before, **after}:
         old, new = before.get(key), after.get(key)
@@ -77,6 +145,21 @@ def _differences(before: dict[str, Any], after: dict[str, Any], patch: Any) -> N
             patch[key] = inner
         else:
             patch[key] = new
+
+
+def _operations(before: dict[str, Any], patch: dict[str, Any], path: str = "") -> list[dict[str, Any]]:
+    """The same as a JSON patch."""
+    found: list[dict[str, Any]] = []
+    for key, new in patch.items():
+        place = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+        old = before.get(key)
+        if new is None:
+            found.append({"op": "remove", "path": place})
+        elif isinstance(old, dict) and isinstance(new, dict):
+            found += _operations(old, new, place)
+        else:
+            found.append({"op": "add", "path": place, "value": new})  # in an object it replaces what is there
+    return found
 
 
 def _name(thing: dict[str, Any]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, cast
 
 import aiohttp
 import kopf
+from aiohttp import web
 from kubernetes_asyncio import client
 from kubernetes_asyncio.client.exceptions import ApiException
 from kubernetes_asyncio.leaderelection.electionconfig import Config
@@ -29,7 +32,14 @@ from holdfast.operator.names import JOBSET_GROUP, JOBSET_VERSION, JOBSETS, TRAIN
 log = logging.getLogger("holdfast.operator")
 
 CERTIFICATE_LOOK_S = 3600.0
+TRUST_LOOK_S = 30.0
+KINDS_LOOK_S = 10.0
+WATCHER_END_S = 60.0
+HEARD_S = 5.0
+"""Until all API servers have heard of a changed configuration."""
 LEASE = "holdfast-operator"
+FROM_CERT_MANAGER = ("holdfast-operator-certificate", "holdfast-operator-authority")
+"""Secrets that cert-manager makes for the chart, and leaves behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,8 @@ class Options:
     touch_crd: bool = True
     push_port: int | None = None
     """Where pods tell their progress; None: they are asked."""
+    open_for: frozenset[str] = frozenset()
+    """Kinds, as in URLs, of which an object is let through that the webhooks cannot make sense of."""
     host: str | None = None
     """The name in the certificate where the webhooks are not reached through the service."""
 
@@ -73,20 +85,15 @@ async def run(options: Options, stop: asyncio.Event | None = None) -> None:
         folder = options.certificates
         if folder is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-operator-"))
-            bundle = await certificates.ensure(cluster, options.namespace, options.secret, options.server_name)
-            bundle.write(Path(folder))
-        registry = kopf.OperatorRegistry()
-        settings = kopf.OperatorSettings()
-        settings.posting.enabled = False
-        settings.admission.server = kopf.WebhookServer(
-            port=options.port, certfile=f"{folder}/tls.crt", pkeyfile=f"{folder}/tls.key", cafile=f"{folder}/ca.crt"
-        )
-        kopf.on.login(registry=registry)(_log_in)
-        admission.register(registry, options.push(Path(folder)))
-        _follow(registry, controller)
+            await _serve(cluster, options, Path(folder))
+        stop = stop or asyncio.Event()
         chores: list[Coroutine[Any, Any, None]] = [
+            _answer(options, Path(folder)),
+            _watch_jobs(cluster, controller),
+            _tell_health(options.health_port),
             controller.watch_pods(),
-            _lead(cluster, controller, options, folder),
+            _lead(cluster, controller, options),
+            _until(stop),
         ]
         if options.certificates is None:
             chores.append(_renew(cluster, options, Path(folder)))
@@ -94,25 +101,121 @@ async def run(options: Options, stop: asyncio.Event | None = None) -> None:
             server = push.Server(cluster, controller)
             chores.append(server.serve(options.push_port, Path(folder, "tls.crt"), Path(folder, "tls.key")))
         tasks = [asyncio.create_task(chore) for chore in chores]
-        operator = asyncio.create_task(
-            kopf.operator(
-                registry=registry,
-                settings=settings,
-                identity=cast(Any, identity()),
-                standalone=True,
-                clusterwide=True,
-                stop_flag=stop,
-                liveness_endpoint=f"http://0.0.0.0:{options.health_port}/healthz",
-            )
-        )
         try:
-            done, _ = await asyncio.wait([operator, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (*tasks, operator):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(operator, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _answer(options: Options, folder: Path) -> None:
+    """Serve the webhooks, for ever. Not by kopf's operator: that knows no resource which was installed a moment ago."""
+    server = kopf.WebhookServer(
+        port=options.port,
+        certfile=str(folder / "tls.crt"),
+        pkeyfile=str(folder / "tls.key"),
+        cafile=str(folder / "ca.crt"),
+    )
+    reviews = admission.Reviews(options.push(folder), options.open_for)
+    async for _ in server(cast(Any, reviews)):  # whenever it has begun to serve a certificate
+        pass
+
+
+async def _watch_jobs(cluster: Cluster, controller: Controller) -> None:
+    """Learn of jobs, for ever. When a kind of them was installed, kopf begins anew: it looks once, and may be early."""
+    while True:
+        watcher = _Watcher(controller)
+        watcher.start()
+        ended, kinds = asyncio.create_task(watcher.ended.wait()), asyncio.create_task(_until_installed(cluster))
+        try:
+            await asyncio.wait([ended, kinds], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise RuntimeError("jobs are not watched any more") from watcher.error
+            log.info("%s installed: watching begins anew", kinds.result())
+        finally:
+            watcher.stop.set()
+            kinds.cancel()
+        async with asyncio.timeout(WATCHER_END_S):
+            await ended
+
+
+class _Watcher(threading.Thread):
+    """kopf, with an event loop of its own: at its end it cancels whatever else runs in its loop."""
+
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(name="watch-jobs", daemon=True)
+        self.stop = threading.Event()
+        self.ended = asyncio.Event()
+        self.error: BaseException | None = None
+        self._controller, self._loop = controller, asyncio.get_running_loop()
+
+    def run(self) -> None:
+        registry, settings = kopf.OperatorRegistry(), kopf.OperatorSettings()
+        settings.posting.enabled = False
+        kopf.on.login(registry=registry)(_log_in)
+        for kind, (group, version, plural) in _KINDS.items():
+            kopf.on.event(group, version, plural, id=f"saw-{plural}", registry=registry, param=kind)(self._saw)
+
+        async def watch() -> None:
+            try:
+                await kopf.operator(
+                    registry=registry,
+                    settings=settings,
+                    identity=cast(Any, identity()),
+                    standalone=True,
+                    clusterwide=True,
+                    stop_flag=self.stop,
+                )
+            finally:
+                self.stop.set()  # a thread of kopf's waits for it, and the loop for that thread
+
+        try:
+            asyncio.run(watch())
+        except BaseException as error:
+            self.error = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            self._loop.call_soon_threadsafe(self.ended.set)
+
+    async def _saw(self, event: Any, param: Any = None, **_: Any) -> None:
+        self._loop.call_soon_threadsafe(self._controller.saw_job, param, event["type"], dict(event["object"]))
+
+
+async def _tell_health(port: int) -> None:
+    """As long as this loop turns, for ever."""
+
+    async def healthy(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    health = web.Application()
+    health.router.add_get("/healthz", healthy)
+    runner = web.AppRunner(health, access_log=None, handle_signals=False)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, port=port).start()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+async def _until_installed(cluster: Cluster) -> str:
+    """Until a kind of job is served that was not there at first, for two looks in a row; returns which."""
+    there: set[str] | None = None
+    before: set[str] = set()
+    while True:
+        with contextlib.suppress(ApiException, aiohttp.ClientError, OSError):
+            now = await cluster.served(_KINDS)
+            there = now if there is None else there & now
+            if came := (now & before) - there:
+                return ", ".join(sorted(came))
+            before = now
+        await asyncio.sleep(KINDS_LOOK_S)
 
 
 def _log_in(**arguments: Any) -> Any:
@@ -120,24 +223,23 @@ def _log_in(**arguments: Any) -> Any:
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 
-def _follow(registry: kopf.OperatorRegistry, controller: Controller) -> None:
-    for kind, group, version, plural in (
-        ("TrainJob", TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS),
-        ("JobSet", JOBSET_GROUP, JOBSET_VERSION, JOBSETS),
-        ("Job", "batch", "v1", "jobs"),
-    ):
-
-        def saw(event: Any, _kind: str = kind, **_: Any) -> None:
-            controller.saw_job(_kind, event["type"], dict(event["object"]))
-
-        kopf.on.event(group, version, plural, id=f"saw-{plural}", registry=registry)(saw)
+_KINDS = {
+    "TrainJob": (TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS),
+    "JobSet": (JOBSET_GROUP, JOBSET_VERSION, JOBSETS),
+    "Job": ("batch", "v1", "jobs"),
+}
+"""Kinds of jobs."""
 
 
 class _Lock(LeaseLock):
     """A lease whose API server may be away for a moment: that is a look that failed, and ends nothing."""
 
     async def get(self, name: str, namespace: str) -> Any:
-        return await self._steady(super().get(name, namespace))
+        found, record = await self._steady(super().get(name, namespace), refused=(False, ApiException(status=503)))
+        if not found:
+            # Who asks reads the code in the body, which an answer need not have.
+            record.body = json.dumps({"code": record.status})
+        return found, record
 
     async def create(self, name: str, namespace: str, election_record: Any) -> Any:
         return await self._steady(super().create(name, namespace, election_record), refused=False)
@@ -146,16 +248,16 @@ class _Lock(LeaseLock):
         return await self._steady(super().update(name, namespace, updated_record), refused=False)
 
     @staticmethod
-    async def _steady(call: Coroutine[Any, Any, Any], refused: Any = None) -> Any:
+    async def _steady(call: Coroutine[Any, Any, Any], refused: Any) -> Any:
         try:
             async with asyncio.timeout(5.0):
                 return await call
         except (aiohttp.ClientError, OSError) as error:
             log.warning("cannot reach the lease: %s", type(error).__name__)
-            return (False, ApiException(status=503, reason=type(error).__name__)) if refused is None else refused
+            return refused
 
 
-async def _lead(cluster: Cluster, controller: Controller, options: Options, folder: str) -> None:
+async def _lead(cluster: Cluster, controller: Controller, options: Options) -> None:
     """Try to become the one that acts, and act while it is. Raises what kept it from acting: the process ends then."""
     failed: list[BaseException] = []
 
@@ -164,9 +266,9 @@ async def _lead(cluster: Cluster, controller: Controller, options: Options, fold
             async with asyncio.TaskGroup() as group:
                 group.create_task(controller.lead())
                 if options.touch_crd:
-                    group.create_task(crd.keep(cluster))
+                    group.create_task(crd.keep(cluster, controller.show_again))
                 if options.certificates is None:
-                    group.create_task(_trust(cluster, options, Path(folder)))
+                    group.create_task(_trust(cluster, options))
         except Exception as error:
             failed.append(error)
             election.cancel()
@@ -192,25 +294,30 @@ async def _lead(cluster: Cluster, controller: Controller, options: Options, fold
             raise
 
 
-async def _trust(cluster: Cluster, options: Options, folder: Path) -> None:
+async def _trust(cluster: Cluster, options: Options) -> None:
+    """Put it back where somebody has removed it, such as who replaces the configuration."""
     while True:
         try:
-            await certificates.tell_webhooks(cluster, options.configuration, (folder / "ca.crt").read_bytes())
+            authority = await certificates.authority(cluster, options.namespace, options.secret)
+            if authority is not None:
+                await certificates.tell_webhooks(cluster, options.configuration, authority)
         except asyncio.CancelledError:
             raise
         except Exception as error:
             log.warning("cannot tell the API server of the certificate: %s", str(error)[:300])
-        await asyncio.sleep(30.0)
+        await asyncio.sleep(TRUST_LOOK_S)
 
 
 async def uninstall(options: Options) -> None:
-    """Take out what the operator has put in beside what its chart has: fields of a CRD, certificate, lease."""
+    """Take out what the operator has put in beside what its chart has: fields of a CRD, certificates, lease.
+
+    Whatever its values were at last: it may have had others before.
+    """
     async with Cluster() as cluster:
-        if options.touch_crd:
-            await crd.take_out(cluster)
+        await crd.take_out(cluster)
         leases = client.CoordinationV1Api(cluster.api)
         for remove, name in (
-            (cluster.core.delete_namespaced_secret, options.secret),
+            *((cluster.core.delete_namespaced_secret, secret) for secret in (options.secret, *FROM_CERT_MANAGER)),
             (leases.delete_namespaced_lease, LEASE),
         ):
             try:
@@ -220,13 +327,30 @@ async def uninstall(options: Options) -> None:
                     raise
 
 
+async def _serve(cluster: Cluster, options: Options, folder: Path) -> None:
+    """The certificate of all replicas, from when the API server trusts it."""
+    bundle = await certificates.ensure(cluster, options.namespace, options.secret, options.server_name)
+    served = folder / "tls.crt"
+    if served.exists() and served.read_bytes() == bundle.certificate:
+        return
+    for attempt in range(5):
+        try:
+            if await certificates.tell_webhooks(cluster, options.configuration, bundle.authority):
+                await asyncio.sleep(HEARD_S)
+            break
+        except ApiException as error:  # another replica was quicker; or there is none yet, and _trust tells it later
+            log.warning("cannot tell the API server of the certificate: %s %s", error.status, error.reason)
+            if error.status == 404 or attempt == 4:
+                break
+            await asyncio.sleep(1.0)
+    bundle.write(folder)  # a server that runs sees that the files have changed
+
+
 async def _renew(cluster: Cluster, options: Options, folder: Path) -> None:
     while True:
         await asyncio.sleep(CERTIFICATE_LOOK_S)
         try:
-            bundle = await certificates.ensure(cluster, options.namespace, options.secret, options.server_name)
-            if bundle.certificate != (folder / "tls.crt").read_bytes():
-                bundle.write(folder)  # the server sees that the files have changed
+            await _serve(cluster, options, folder)
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -26,15 +26,18 @@ log = logging.getLogger("holdfast.operator")
 
 VALID = dt.timedelta(days=365)
 RENEW_BEFORE = dt.timedelta(days=90)
+AUTHORITY_VALID = dt.timedelta(days=3650)
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """PEM texts. ``authority`` holds those of older certificates too: replicas change over at their own time."""
+    """PEM texts. ``authority`` holds earlier ones too: replicas change over at their own time."""
 
     certificate: bytes
     key: bytes
     authority: bytes
+    authority_key: bytes = b""
+    """Of the first of them; kept, so that whoever trusts it trusts the next certificate too."""
 
     @property
     def expires(self) -> dt.datetime:
@@ -55,40 +58,63 @@ class Bundle:
             os.replace(temporary, folder / name)
 
 
-def make(host: str, now: dt.datetime, older: bytes = b"", valid: dt.timedelta = VALID) -> Bundle:
-    """A certificate for ``host``, signed by an authority of its own whose key is thrown away."""
-    authority_key = ec.generate_private_key(ec.SECP256R1())
-    key = ec.generate_private_key(ec.SECP256R1())
+def make(host: str, now: dt.datetime, older: Bundle | None = None, valid: dt.timedelta = VALID) -> Bundle:
+    """A certificate for ``host``, signed by the authority of ``older``, or by a new one where that cannot sign it."""
+    kept = _signing_key(older, now + valid) if older is not None else None
+    authority_key = kept or ec.generate_private_key(ec.SECP256R1())
+    authority = older.authority if older is not None else b""
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "holdfast operator authority")])
-    not_before, not_after = now - dt.timedelta(minutes=5), now + valid
 
-    def signed(name: x509.Name, public: Any, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
+    def signed(
+        name: x509.Name, public: Any, valid: dt.timedelta, *extensions: tuple[x509.ExtensionType, bool]
+    ) -> bytes:
         builder = x509.CertificateBuilder(
-            authority_name, name, public, x509.random_serial_number(), not_before, not_after
+            authority_name, name, public, x509.random_serial_number(), now - dt.timedelta(minutes=5), now + valid
         )
         for extension, critical in extensions:
             builder = builder.add_extension(extension, critical)
         return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    identifier = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
-    authority = signed(
-        authority_name,
-        authority_key.public_key(),
-        (x509.BasicConstraints(ca=True, path_length=0), True),
-        (identifier, False),
-    )
+    if kept is None:
+        new = signed(
+            authority_name,
+            authority_key.public_key(),
+            AUTHORITY_VALID,
+            (x509.BasicConstraints(ca=True, path_length=0), True),
+            (identifier, False),
+        )
+        authority = new + b"".join(_newest(authority, 2))
+    key = ec.generate_private_key(ec.SECP256R1())
     certificate = signed(
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])]),
         key.public_key(),
+        valid,
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.SubjectAlternativeName([x509.DNSName(host)]), False),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
     )
-    private = key.private_bytes(
+    return Bundle(certificate, _pem(key), authority, _pem(authority_key))
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return Bundle(certificate, private, authority + b"".join(_newest(older, 1)))
+
+
+def _signing_key(bundle: Bundle, until: dt.datetime) -> ec.EllipticCurvePrivateKey | None:
+    """The key of its authority, if that is there and valid until then."""
+    try:
+        key = serialization.load_pem_private_key(bundle.authority_key, None)
+        (newest,) = _newest(bundle.authority, 1)
+        authority = x509.load_pem_x509_certificate(newest)
+    except ValueError:
+        return None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
+        return None
+    return key if authority.not_valid_after_utc > until else None
 
 
 def _newest(pems: bytes, count: int) -> list[bytes]:
@@ -109,8 +135,9 @@ async def ensure(cluster: Cluster, namespace: str, name: str, host: str, now: dt
         bundle = _bundle(secret)
         if bundle is not None and bundle.serves(host) and bundle.expires - now > RENEW_BEFORE:
             return bundle
-        bundle = make(host, now, bundle.authority if bundle is not None else b"")
+        bundle = make(host, now, bundle)
         data = {"tls.crt": bundle.certificate, "tls.key": bundle.key, "ca.crt": bundle.authority}
+        data["ca.key"] = bundle.authority_key
         body = client.V1Secret(
             metadata=client.V1ObjectMeta(
                 name=name, resource_version=secret.metadata.resource_version if secret is not None else None
@@ -133,15 +160,22 @@ async def ensure(cluster: Cluster, namespace: str, name: str, host: str, now: dt
 def _bundle(secret: Any) -> Bundle | None:
     data = (secret.data or {}) if secret is not None else {}
     try:
-        bundle = Bundle(*(base64.b64decode(data[key]) for key in ("tls.crt", "tls.key", "ca.crt")))
+        certificate, key, authority = (base64.b64decode(data[name]) for name in ("tls.crt", "tls.key", "ca.crt"))
+        bundle = Bundle(certificate, key, authority, base64.b64decode(data.get("ca.key", "")))
         _ = bundle.expires
     except (KeyError, ValueError):
         return None
     return bundle
 
 
-async def tell_webhooks(cluster: Cluster, configuration: str, authority: bytes) -> None:
-    """Let the API server trust the certificate."""
+async def authority(cluster: Cluster, namespace: str, name: str) -> bytes | None:
+    """Whom to trust, as the secret says, in which any replica may have written."""
+    bundle = _bundle(await cluster.core.read_namespaced_secret(name, namespace))
+    return bundle.authority if bundle is not None else None
+
+
+async def tell_webhooks(cluster: Cluster, configuration: str, authority: bytes) -> bool:
+    """Let the API server trust the certificate; returns whether it did not before."""
     api = client.AdmissionregistrationV1Api(cluster.api)
     found = await api.read_mutating_webhook_configuration(configuration)
     text = base64.b64encode(authority).decode()
@@ -156,3 +190,4 @@ async def tell_webhooks(cluster: Cluster, configuration: str, authority: bytes) 
             configuration, [version, *operations], _content_type="application/json-patch+json"
         )
         log.info("told the API server of the certificate's authority")
+    return bool(operations)

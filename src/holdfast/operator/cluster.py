@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -108,13 +108,13 @@ class Cluster:
             response_types_map={200: "object"},
         )
 
-    async def event(self, thing: dict[str, Any], kind: str, reason: str, message: str) -> None:
-        """An Event beside the object; ``kind``: Normal or Warning."""
+    async def event(self, thing: dict[str, Any], kind: str, reason: str, message: str, name: str | None = None) -> None:
+        """An Event beside the object; ``kind``: Normal or Warning. One of the same name is not told again."""
         self.calls["event"] += 1
         meta = thing["metadata"]
         now = _now()
         body = {
-            "metadata": {"generateName": f"{meta['name'][:200]}.", "namespace": meta["namespace"]},
+            "metadata": {"name" if name else "generateName": f"{meta['name'][:200]}.{name or ''}"},
             "involvedObject": {
                 "apiVersion": thing["apiVersion"],
                 "kind": thing["kind"],
@@ -131,7 +131,11 @@ class Cluster:
             "lastTimestamp": now,
             "count": 1,
         }
-        await self.core.create_namespaced_event(meta["namespace"], body)
+        try:
+            await self.core.create_namespaced_event(meta["namespace"], body)
+        except ApiException as error:
+            if error.status != 409 or name is None:
+                raise
 
     async def make_claim(self, namespace: str, claim: dict[str, Any]) -> bool:
         """Whether it was made; False: it was there."""
@@ -143,6 +147,21 @@ class Cluster:
                 raise
             return False
         return True
+
+    async def served(self, kinds: Mapping[str, tuple[str, str, str]]) -> set[str]:
+        """Those that the API server has now, by name; of each, group, version and plural are given."""
+        found = set()
+        for name, (group, version, plural) in kinds.items():
+            self.calls["discovery"] += 1
+            try:
+                listed = await self.custom.get_api_resources(group, version)
+            except ApiException as error:
+                if error.status != 404:
+                    raise
+                continue
+            if any(resource.name == plural for resource in listed.resources):
+                found.add(name)
+        return found
 
     async def is_ready(self, node: str) -> bool:
         """Whether a node answers; one that is gone does not."""
@@ -205,8 +224,11 @@ class Cluster:
                         pod = event["raw_object"]
                         version = pod["metadata"]["resourceVersion"]
                         yield event["type"], pod
-                except (ApiException, aiohttp.ClientError, TimeoutError):
+                except ApiException:
                     version = None
+                    await asyncio.sleep(1.0)
+                except (aiohttp.ClientError, TimeoutError):
+                    # On from there: of a pod that ended meanwhile, a list would not say how.
                     await asyncio.sleep(1.0)
 
 

@@ -8,6 +8,7 @@ changes. A few workers take the jobs whose time has come. Nothing is kept here t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import json
 import logging
@@ -21,11 +22,11 @@ from typing import Any
 from kubernetes_asyncio.client.exceptions import ApiException
 
 from holdfast.errors import ConfigError
-from holdfast.operator import status
+from holdfast.operator import jobset, status
 from holdfast.operator.cluster import Cluster, PodReadError, plain
 from holdfast.operator.names import (
-    CONTAINER,
     INDEX_LABEL,
+    JOB_INDEX_LABEL,
     JOB_NAME_LABEL,
     JOBSET_GROUP,
     JOBSET_NAME_LABEL,
@@ -37,7 +38,7 @@ from holdfast.operator.names import (
     TRAINJOBS,
 )
 from holdfast.operator.spec import Checkpointing, Volume, from_annotations
-from holdfast.operator.trainjob import asked_by
+from holdfast.operator.trainjob import asked_by, is_secured
 from holdfast.progress import ProgressFileError, parse_progress
 
 log = logging.getLogger("holdfast.operator")
@@ -46,12 +47,24 @@ SOONEST_S, LATEST_S = 15.0, 60.0
 AFTER_EVENT_S = 0.5
 """Events come in bursts: a job is looked at once for all of them."""
 WORKERS = 16
+READ_S = 20.0
+"""For the files of all pods of a job: one that does not answer costs 10 s."""
 LOST_S = 15.0
 """A pod that should have been gone for so long, on a node that does not answer, is given up."""
 
 Key = tuple[str, str, str]
 """Kind, namespace and name of a job."""
 _ENDED = (status.COMPLETE, status.FAILED)
+_NOT_REACHED = (
+    "The operator was not reached when the {} was made: a preemption counts as a failure, the pods have the grace "
+    "period of the runtime, and no progress is shown. Delete the {}{}"
+)
+_UNPROTECTED = status.Happened(
+    "Warning", "NotProtected", _NOT_REACHED.format("JobSet", "JobSet", ": it is made again, with all of it")
+)
+_UNTOUCHED = status.Happened(
+    "Warning", "NotProtected", _NOT_REACHED.format("TrainJob", "TrainJob", " and create it again")
+)
 
 
 @dataclass(slots=True)
@@ -65,6 +78,8 @@ class Job:
     gone: set[str] = field(default_factory=set)
     pushed: dict[str, bytes] = field(default_factory=dict)
     """What pods have told by themselves, by UID."""
+    left: tuple[dict[str, Any], dict[str, Any]] | None = None
+    """The newest progress that a pod has left at its end, and that pod, until the job has been looked at."""
     looked: float = 0.0
     """When it was looked at last."""
     asked: Checkpointing | None = None
@@ -73,6 +88,14 @@ class Job:
     """When it is looked at next; 0: it is not in the queue."""
     busy: bool = False
     claims_made: bool = False
+    told_unprotected: bool = False
+    """That the webhook was not asked when its JobSet was made."""
+    missing: int = 0
+    """How often in a row the API server has said that it is not there."""
+    forgotten: bool = False
+    """What was shown may not be there any more: it is written again."""
+    claim_refused: str = ""
+    """What the API server last said against a claim: it is told once."""
 
 
 class Controller:
@@ -92,7 +115,10 @@ class Controller:
         self.execs = execs
         """Whether pods are looked into; else they tell their progress by themselves."""
         self.jobs: dict[Key, Job] = {}
+        self._bare: set[tuple[str, str]] = set()
+        """Namespaces and names of JobSets of TrainJobs that were made without the webhook."""
         self.leads = False
+        self._leads_since = 0.0
         self.looks = 0
         self.late_s = 0.0
         """The longest that a job had to wait beyond its time, in this minute."""
@@ -106,24 +132,47 @@ class Controller:
         """A TrainJob, JobSet or Job was made, changed or (``DELETED``) removed."""
         meta = body["metadata"]
         key = (kind, meta["namespace"], meta["name"])
+        owners = [owner.get("kind") for owner in meta.get("ownerReferences") or []]
+        if kind == "JobSet" and "TrainJob" in owners:
+            self._saw_part(key[1:], bare=event != "DELETED" and not jobset.is_secured(body))
         if event == "DELETED":
             self.jobs.pop(key, None)
             return
+        known = self.jobs.get(key)
         try:
             asked = asked_by(body) if kind == "TrainJob" else from_annotations(meta.get("annotations") or {})
-        except ConfigError as error:  # from before the webhook was there
+        except ConfigError as error:  # written while no webhook was there
             log.warning("%s %s/%s: %s", *key, error)
-            return
-        owners = [owner.get("kind") for owner in meta.get("ownerReferences") or []]
+            asked = known.asked if known is not None else None
         if asked is None or (kind != "TrainJob" and ("TrainJob" in owners or "JobSet" in owners)):
             if key in self.jobs:  # it does not ask any more
                 self.jobs[key].body = self.jobs[key].asked = None
             return
         job = self.jobs.setdefault(key, Job(key))
         changed = job.body is None or _told(job.body) != _told(body)
+        if job.body is not None and job.body["metadata"].get("uid") == meta.get("uid") and not self._shown(body):
+            # While the CRD lacks the field, as it does for a moment when Kubeflow Trainer is upgraded, nobody reads it.
+            self._note(body, self._shown(job.body))
         job.body, job.asked = body, asked
         if changed:
             self._look_soon(job)
+
+    def _saw_part(self, name: tuple[str, str], *, bare: bool) -> None:
+        """The JobSet of a TrainJob, which may be seen before the TrainJob is."""
+        if not bare:
+            self._bare.discard(name)
+        elif name not in self._bare:
+            self._bare.add(name)
+            if (job := self.jobs.get(("TrainJob", *name))) is not None:
+                job.told_unprotected = False
+                self._look_soon(job)
+
+    def show_again(self) -> None:
+        """The field for it was gone from the CRD, and with it perhaps what was shown."""
+        for job in self.jobs.values():
+            if job.body is not None and self._in_status(job.body) and self._shown(job.body):
+                job.forgotten = True
+                self._look_soon(job)
 
     def saw_pod(self, event: str, pod: dict[str, Any]) -> None:
         key = job_of(pod)
@@ -133,6 +182,9 @@ class Controller:
         uid = pod["metadata"]["uid"]
         before = job.pods.get(uid)
         job.pods[uid] = pod
+        changed = event == "DELETED" or before is None or _pod_told(before) != _pod_told(pod)
+        if changed:
+            self._hear_last_words(job, pod)
         if event == "DELETED" and (job.body is None or not self.leads):
             # Nobody is going to look at how it ended.
             del job.pods[uid]
@@ -142,8 +194,17 @@ class Controller:
                 return
         elif event == "DELETED":
             job.gone.add(uid)
-        if event == "DELETED" or before is None or _pod_told(before) != _pod_told(pod):
+        if changed:
             self._look_soon(job)
+
+    def _hear_last_words(self, job: Job, pod: dict[str, Any]) -> None:
+        """Now, since the pod may be gone at the next look, and whoever leads next has not looked at it."""
+        try:
+            progress = parse_progress(_last_words(pod))
+        except ProgressFileError:
+            return
+        if job.left is None or not status.is_older(progress, job.left[0]):
+            job.left = progress, pod
 
     def saw_push(self, uid: str, data: bytes) -> bool:
         """A pod has told its progress; returns whether its job is followed. No pod is looked at sooner than in turn."""
@@ -171,7 +232,7 @@ class Controller:
     async def lead(self) -> None:
         """Follow all jobs until this is cancelled: another replica leads then."""
         log.info("leading")
-        self.leads = True
+        self.leads, self._leads_since = True, self._clock()
         for job in self.jobs.values():
             job.due, job.busy = 0.0, False
             self._schedule(job, 0.0)
@@ -227,10 +288,14 @@ class Controller:
             job.busy = True
             try:
                 await self._look(job)
+                job.missing = 0
             except asyncio.CancelledError:
                 raise
             except ApiException as error:
-                if error.status != 404:  # it is gone
+                job.missing = job.missing + 1 if error.status == 404 else 0
+                if job.missing > 1:
+                    job.body = None  # deleted while nobody watched; if it is there, the next event of it says so
+                elif not job.missing:
                     log.warning("%s %s/%s: the API server answered %s %s", *job.key, error.status, error.reason)
                 job.pause_s = LATEST_S / 2
             except Exception:
@@ -238,7 +303,11 @@ class Controller:
                 job.pause_s = LATEST_S
             finally:
                 job.busy = False
-            if self.jobs.get(job.key) is job and not self._is_over(job):
+            if self.jobs.get(job.key) is not job:
+                continue
+            if job.body is None and not job.pods:
+                del self.jobs[job.key]
+            elif not self._is_over(job):
                 self._schedule(job, job.pause_s)
 
     async def _next(self) -> Job:
@@ -272,30 +341,59 @@ class Controller:
         job.looked = self._clock()
         body, asked = job.body, job.asked
         if not job.claims_made:
-            await self._make_claims(job, asked)
-            job.claims_made = True
+            job.claims_made = await self._make_claims(job, asked)
         before = self._shown(body)
-        pods = sorted(job.pods.values(), key=_order)
+        if job.key[0] == "TrainJob" and job.key[1:] in self._bare and not job.told_unprotected:
+            job.told_unprotected = True
+            await self._tell(body, _UNPROTECTED if is_secured(body) else _UNTOUCHED, {})
+        # Others are left from a job of the same name before it.
+        since = body["metadata"].get("creationTimestamp") or ""
+
+        def is_mine(pod: dict[str, Any]) -> bool:
+            return (pod["metadata"].get("creationTimestamp") or since) >= since
+
+        pods = sorted(filter(is_mine, job.pods.values()), key=_order)
         gone = set(job.gone)
         phase, reason = status.phase_of(body, pods, before.get("phase"))
         progress, problem, source = await self._read(pods, gone, asked, job.pushed)
-        after, happened = status.combined(before, phase, reason, progress, problem, source, datetime.now(UTC))
-        if after != before:
-            await self._show(body, after, progress)
+        left = job.left
+        if progress is None and left is not None and is_mine(left[1]) and not status.is_older(left[0], before):
+            (progress, source), problem = left, None
+        now = datetime.now(UTC)
+        after, happened = status.combined(before, phase, reason, progress, problem, source, now)
+        # Before the status, which says that they have been told; under names by which the same one is not told twice.
         for one in happened:
-            await self.cluster.event(body, one.kind, one.reason, one.message)
+            await self._tell(body, one, before)
+        if after != before or job.forgotten:
+            stale = progress is not None and status.is_stale(progress, phase, source, now)
+            await self._show(body, after, None if stale else progress)
+            job.forgotten = False
         for uid in gone:
             job.pods.pop(uid, None)
             job.gone.discard(uid)
             job.pushed.pop(uid, None)
+        if job.left is left:
+            job.left = None
         await self._give_up_lost(job)
         moved = after != before
         job.pause_s = SOONEST_S if moved else min(LATEST_S, job.pause_s * 1.5)
         # The API server's own answer comes as an event; until then this is what was shown.
+        self._note(body, after)
+
+    def _note(self, body: dict[str, Any], shown: dict[str, Any]) -> None:
+        """Into a job as it is known here."""
         if self._in_status(body):
-            body.setdefault("status", {})["trainingProgress"] = after
+            body.setdefault("status", {})["trainingProgress"] = shown
         else:
-            body["metadata"].setdefault("annotations", {})[PROGRESS] = json.dumps(after, sort_keys=True)
+            body["metadata"].setdefault("annotations", {})[PROGRESS] = json.dumps(shown, sort_keys=True)
+
+    async def _tell(self, body: dict[str, Any], one: status.Happened, before: dict[str, Any]) -> None:
+        told = json.dumps([body["metadata"]["uid"], before, one.reason, one.message], sort_keys=True)
+        try:
+            name = hashlib.sha256(told.encode()).hexdigest()[:16]
+            await self.cluster.event(body, one.kind, one.reason, one.message, name)
+        except ApiException as error:
+            log.warning("%s %s/%s: cannot tell that it is %s: %s", *_key(body), one.reason, _said(error))
 
     def _in_status(self, body: dict[str, Any]) -> bool:
         return self.touch_crd and bool(body["kind"] == "TrainJob")
@@ -308,16 +406,21 @@ class Controller:
     ) -> tuple[dict[str, Any] | None, str | None, dict[str, Any] | None]:
         """The progress of the first pod that tells it, rank 0 first; else what is wrong with what the first said."""
         problem: str | None = None
+        end = self._clock() + READ_S
         for pod in pods:
             meta = pod["metadata"]
             if meta["uid"] in gone or not _can_exec(pod):
                 continue
+            if self._clock() > end:  # the rest at the next look: how the job is doing must be shown in time
+                break
             try:
                 data = pushed.get(meta["uid"])
                 if data is None and not self.execs:
+                    if self._should_have_told(pod):
+                        problem = problem or f"pod {meta['name']} has not told its progress"
                     continue
                 if data is None:
-                    place = (meta["namespace"], meta["name"], _container(pod), _file(pod, asked))
+                    place = (meta["namespace"], meta["name"], status.container_of(pod), _file(pod, asked))
                     data = await self.cluster.read_file(*place)
                 return parse_progress(data), None, pod
             except ProgressFileError as error:
@@ -325,30 +428,43 @@ class Controller:
                 problem = problem or f"the progress file of pod {meta['name']} is not accepted: {said}"
             except PodReadError as error:
                 problem = problem or str(error)
-        if problem is None:
-            for pod in pods:
-                try:
-                    return parse_progress(_last_words(pod)), None, pod
-                except ProgressFileError:
-                    continue
         return None, problem, None
 
+    def _should_have_told(self, pod: dict[str, Any]) -> bool:
+        """Not to the replica that led before this one."""
+        return min(self._clock() - self._leads_since, status.age_s(pod)) > status.STALE_S
+
     async def _show(self, body: dict[str, Any], after: dict[str, Any], progress: dict[str, Any] | None) -> None:
+        new: dict[str, Any] = {}
+        if progress is not None and body["kind"] == "TrainJob":  # upstream's own field
+            there = (body.get("status") or {}).get("trainerStatus") or {}
+            new["trainerStatus"] = _replacing(there, status.trainer_status(progress))
         if self._in_status(body):
             # A merge patch: what is not there any more has to be named.
-            new: dict[str, Any] = {"trainingProgress": _replacing(self._shown(body), after)}
-            if progress is not None:
-                new["trainerStatus"] = status.trainer_status(progress)
-            await self.cluster.patch_status(TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS, body, new)
+            new["trainingProgress"] = _replacing(self._shown(body), after)
         else:
             await self.cluster.annotate(_collection(body), body, {PROGRESS: json.dumps(after, sort_keys=True)})
+        if new:
+            await self.cluster.patch_status(TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS, body, new)
 
-    async def _make_claims(self, job: Job, asked: Checkpointing) -> None:
+    async def _make_claims(self, job: Job, asked: Checkpointing) -> bool:
+        """Whether all of them are there. One that is refused is tried again at the next look."""
         assert job.body is not None
         for volume in asked.volumes:
-            if volume.size and await self.cluster.make_claim(job.key[1], claim(volume, asked.access_mode)):
+            if not volume.size:
+                continue
+            try:
+                made = await self.cluster.make_claim(job.key[1], claim(volume, asked.access_mode))
+            except ApiException as error:
+                refused = f"Cannot make the claim {volume.claim}: {_said(error)}"
+                if refused != job.claim_refused:
+                    job.claim_refused = refused
+                    await self.cluster.event(job.body, "Warning", "ClaimFailed", refused)
+                return False
+            if made:
                 message = f"Made the claim {volume.claim} of {volume.size}; it stays when the job is deleted"
                 await self.cluster.event(job.body, "Normal", "ClaimCreated", message)
+        return True
 
     async def _give_up_lost(self, job: Job) -> None:
         """A pod on a lost node never ends by itself, and its group would wait for it for ever."""
@@ -363,6 +479,19 @@ class Controller:
             elif not await self.cluster.is_ready(node):
                 log.warning("pod %s is given up: its node %s does not answer", pod["metadata"]["name"], node)
                 await self.cluster.give_up(pod)
+
+
+def _key(body: dict[str, Any]) -> Key:
+    return body["kind"], body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _said(error: ApiException) -> str:
+    """The API server's own words, where it has some."""
+    try:
+        said = json.loads(error.body or "")["message"]
+    except (ValueError, TypeError, KeyError):
+        said = f"{error.status} {error.reason}"
+    return plain(str(said), 300)
 
 
 def claim(volume: Volume, access_mode: str) -> dict[str, Any]:
@@ -381,11 +510,14 @@ def job_of(pod: dict[str, Any]) -> Key | None:
     return (kind, pod["metadata"]["namespace"], name) if kind in ("TrainJob", "JobSet", "Job") and name else None
 
 
-def _order(pod: dict[str, Any]) -> tuple[int, str]:
+_INDICES = (JOB_INDEX_LABEL, INDEX_LABEL)
+
+
+def _order(pod: dict[str, Any]) -> tuple[int, int, str]:
     labels = pod["metadata"].get("labels") or {}
-    index = labels.get(INDEX_LABEL, "")
+    of_job, index = (int(text) if text.isdigit() else 0 for text in map(str, map(labels.get, _INDICES)))
     # Of two pods with one index the newer comes first: the other is on its way out.
-    return (int(index) if index.isdigit() else 0, _backwards(pod["metadata"].get("creationTimestamp") or ""))
+    return of_job, index, _backwards(pod["metadata"].get("creationTimestamp") or "")
 
 
 def _backwards(text: str) -> str:
@@ -393,7 +525,7 @@ def _backwards(text: str) -> str:
 
 
 def _can_exec(pod: dict[str, Any]) -> bool:
-    name = _container(pod)
+    name = status.container_of(pod)
     statuses = pod.get("status", {}).get("containerStatuses") or []
     return any(one["name"] == name and "running" in (one.get("state") or {}) for one in statuses)
 
@@ -401,20 +533,15 @@ def _can_exec(pod: dict[str, Any]) -> bool:
 def _last_words(pod: dict[str, Any]) -> bytes:
     """What the training container left when it ended, as the kubelet keeps it."""
     for one in pod.get("status", {}).get("containerStatuses") or []:
-        if one["name"] == _container(pod):
+        if one["name"] == status.container_of(pod):
             ended = (one.get("state") or {}).get("terminated") or {}
             return str(ended.get("message") or "").encode()
     return b""
 
 
-def _container(pod: dict[str, Any]) -> str:
-    names = [container["name"] for container in pod["spec"]["containers"]]
-    return CONTAINER if CONTAINER in names else str(names[0])
-
-
 def _file(pod: dict[str, Any], asked: Checkpointing) -> str:
     for container in pod["spec"]["containers"]:
-        if container["name"] == _container(pod):
+        if container["name"] == status.container_of(pod):
             values = {variable["name"]: variable.get("value") for variable in container.get("env") or []}
             for name in ("HOLDFAST_PROGRESS_FILE", "TRAINING_PROGRESS_FILE"):  # as the training reads them
                 if values.get(name):

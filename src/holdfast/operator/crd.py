@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from kubernetes_asyncio.client.exceptions import ApiException
@@ -18,11 +19,12 @@ log = logging.getLogger("holdfast.operator")
 LOOK_S = 30.0
 
 
-async def keep(cluster: Cluster) -> None:
-    """Look now and then, for ever: an upgrade of Kubeflow Trainer replaces its CRD."""
+async def keep(cluster: Cluster, on_change: Callable[[], None]) -> None:
+    """Look now and then, for ever: upgrades of Kubeflow Trainer replace its CRD. ``on_change``: some were missing."""
     while True:
         try:
-            await put_in(cluster)
+            if await put_in(cluster):
+                on_change()
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -34,8 +34,10 @@ def _tell_apart(spec: dict[str, Any], action: str) -> None:
         spec["podReplacementPolicy"] = "Failed"
 
 
-def secured_jobset(jobset: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, Any]:
-    """A JobSet that was made from a TrainJob that asks for it, or that asks itself by annotation."""
+def secured_jobset(
+    jobset: dict[str, Any], push: pods.Push = pods.ASKED, old: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A JobSet that was made from a TrainJob that asks for it, or that asks itself by annotation. ``old``: as it is."""
     annotations = jobset.get("metadata", {}).get("annotations") or {}
     from_trainjob = annotations.get(MANAGED) == "TrainJob"
     asked = from_annotations(annotations)
@@ -52,8 +54,14 @@ def secured_jobset(jobset: dict[str, Any], push: pods.Push = pods.ASKED) -> dict
             pod["tolerations"] = pods.added(pod.get("tolerations"), pods.tolerations(), "key")
             if asked is not None:
                 pod["terminationGracePeriodSeconds"] = max(asked.grace_s, pod.get("terminationGracePeriodSeconds") or 0)
+                # The runtime patch reaches one replicated job; rank 0 may train in another, a launcher.
+                trains = [container for container in pod["containers"] if container["name"] == CONTAINER]
+                if old is None:
+                    pods.mount(pod, trains, asked, push)
+                else:  # neither more nor less: an operator with other values would make it one that cannot be changed
+                    pods.mount_again(pod, trains, _pod_of(old, job["name"]))
                 if asked.secret:
-                    _add_secret(pod, asked.secret)
+                    pods.add_secret(trains, asked.secret)
         elif asked is not None:
             run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
             pods.secure(template["template"], asked, run_id, push)
@@ -75,13 +83,29 @@ def secured_jobset(jobset: dict[str, Any], push: pods.Push = pods.ASKED) -> dict
 
 
 def check_update(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """What it needs cannot be changed any more once a JobSet is there: its failure policy and its pods."""
+    """What it needs cannot be changed any more once a Job or JobSet is there: its failure policy and its pods."""
     before, after = (thing.get("metadata", {}).get("annotations") or {} for thing in (old, new))
-    if CHECKPOINTING in after and CHECKPOINTING not in before and MANAGED not in after:
+    kind = new.get("kind")
+    if CHECKPOINTING not in after or MANAGED in after or after[CHECKPOINTING] == before.get(CHECKPOINTING):
+        return
+    if CHECKPOINTING not in before:
         raise SpecError(
-            f"annotation {CHECKPOINTING}: cannot be added to a JobSet that is there already; delete the JobSet and "
+            f"annotation {CHECKPOINTING}: cannot be added to a {kind} that is there already; delete the {kind} and "
             f"create it with the annotation"
         )
+    raise SpecError(f"annotation {CHECKPOINTING}: cannot be changed after the job was created: make a new {kind}")
+
+
+def is_secured(jobset: dict[str, Any]) -> bool:
+    """Whether our webhook was asked when it was made."""
+    policy = (jobset.get("spec") or {}).get("failurePolicy") or {}
+    return any(rule.get("name") == _RULE for rule in policy.get("rules") or [])
+
+
+def can_change(jobset: dict[str, Any]) -> bool:
+    """Whether its pods may still be described anew. Those of a TrainJob always: Kubeflow Trainer writes them again."""
+    annotations = jobset.get("metadata", {}).get("annotations") or {}
+    return MANAGED in annotations or bool((jobset.get("spec") or {}).get("suspend"))
 
 
 def secured_job(job: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, Any]:
@@ -109,14 +133,12 @@ def _trains(job: dict[str, Any]) -> bool:
     return labels.get(_STEP_LABEL) == "trainer" or job["name"] == CONTAINER
 
 
+def _pod_of(jobset: dict[str, Any], name: str) -> dict[str, Any]:
+    """Of a replicated job."""
+    found = [job for job in jobset["spec"].get("replicatedJobs", []) if job["name"] == name]
+    return found[0]["template"]["spec"]["template"]["spec"] if found else {}
+
+
 def _owner(thing: dict[str, Any]) -> str | None:
     owners = thing.get("metadata", {}).get("ownerReferences") or []
     return owners[0].get("kind") if owners else None
-
-
-def _add_secret(pod: dict[str, Any], secret: str) -> None:
-    for container in pod["containers"]:
-        if container["name"] == CONTAINER:
-            sources = container.setdefault("envFrom", [])
-            if {"secretRef": {"name": secret}} not in sources:
-                sources.append({"secretRef": {"name": secret}})

@@ -62,16 +62,51 @@ def added(there: list[dict[str, Any]] | None, more: list[dict[str, Any]], key: s
 def secure(template: dict[str, Any], asked: Checkpointing, run_id: dict[str, Any], push: Push) -> None:
     """Change a pod template, whose first container trains, in place."""
     spec = template["spec"]
-    spec["volumes"] = added(spec.get("volumes"), volumes(asked, push))
-    if not spec["volumes"]:
-        del spec["volumes"]
+    trains = (spec.get("containers") or [])[:1]
+    mount(spec, trains, asked, push)
     spec["tolerations"] = added(spec.get("tolerations"), tolerations(), "key")
     spec["terminationGracePeriodSeconds"] = max(asked.grace_s, spec.get("terminationGracePeriodSeconds") or 0)
-    for container in (spec.get("containers") or [])[:1]:
+    for container in trains:
         container["env"] = added(container.get("env"), variables(asked, run_id, push))
-        if asked.secret:
-            secrets = container.setdefault("envFrom", [])
-            if {"secretRef": {"name": asked.secret}} not in secrets:
-                secrets.append({"secretRef": {"name": asked.secret}})
-        if more := mounts(asked, push):
-            container["volumeMounts"] = added(container.get("volumeMounts"), more, "mountPath")
+    if asked.secret:
+        add_secret(trains, asked.secret)
+
+
+def mount(spec: dict[str, Any], containers: list[dict[str, Any]], asked: Checkpointing, push: Push) -> None:
+    """The claims, in these containers of a pod, in place."""
+    _mount(spec, containers, volumes(asked, push), mounts(asked, push))
+
+
+def mount_again(spec: dict[str, Any], containers: list[dict[str, Any]], old: dict[str, Any]) -> None:
+    """What an earlier description of the pod had mounted for us in the containers of these names."""
+    names = {container["name"] for container in containers}
+    there = [
+        mount for one in old.get("containers") or [] if one["name"] in names for mount in one.get("volumeMounts") or []
+    ]
+    ours = (*_VOLUMES, _TOKEN)
+    _mount(
+        spec,
+        containers,
+        [volume for volume in old.get("volumes") or [] if volume["name"] in ours],
+        [mount for mount in there if mount["name"] in ours],
+    )
+
+
+def _mount(
+    spec: dict[str, Any],
+    containers: list[dict[str, Any]],
+    volumes: list[dict[str, Any]],
+    mounts: list[dict[str, Any]],
+) -> None:
+    if volumes and containers:
+        spec["volumes"] = added(spec.get("volumes"), volumes)
+        for container in containers:
+            container["volumeMounts"] = added(container.get("volumeMounts"), mounts, "mountPath")
+
+
+def add_secret(containers: list[dict[str, Any]], secret: str) -> None:
+    """Its keys become variables of these containers."""
+    for container in containers:
+        sources = container.setdefault("envFrom", [])
+        if {"secretRef": {"name": secret}} not in sources:
+            sources.append({"secretRef": {"name": secret}})

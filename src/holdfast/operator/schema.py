@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from holdfast.operator.spec import ACCESS_MODES, GRACE_S, SCHEMES
+from holdfast.operator.spec import ACCESS_MODES, FALLBACK_PATH, GRACE_S, SCHEMES
 
 _NUMBER = r"[0-9]+(\\.[0-9]+)?"
 _INTERVAL = "^([1-9][0-9]*( ?(steps?|epochs?))?|" + "".join(f"({_NUMBER}{unit})?" for unit in "dhms") + ")$"
@@ -25,7 +25,15 @@ def _text(description: str, *rules: dict[str, str], longest: int = 253) -> dict[
     return {**schema, "x-kubernetes-validations": list(rules)} if rules else schema
 
 
-def _volume(description: str) -> dict[str, Any]:
+def _volume(description: str, default_path: str | None = None) -> dict[str, Any]:
+    rules = [_rule("has(self.claimName)", "claimName is missing: name a claim in the namespace of the job")]
+    where = "Where it is mounted in every training container"
+    if default_path is None:
+        rules.append(
+            _rule("has(self.mountPath)", "mountPath is missing: say where in the container the claim is mounted")
+        )
+    else:
+        where += f"; {default_path} if it is left out"
     path = _rule(
         "self.startsWith('/') && self != '/' && !self.contains(':') && !self.contains('..')",
         "mountPath must be an absolute path other than /, without ':' and '..'",
@@ -35,7 +43,7 @@ def _volume(description: str) -> dict[str, Any]:
         "description": description,
         "properties": {
             "claimName": _text("A claim in the namespace of the job."),
-            "mountPath": _text("Where it is mounted in every training container.", path, longest=1024),
+            "mountPath": _text(f"{where}.", path, longest=1024),
             "size": {
                 "type": "string",
                 "description": "Make the claim, of this size, if it is not there. It is never removed.",
@@ -43,10 +51,7 @@ def _volume(description: str) -> dict[str, Any]:
             },
             "storageClassName": _text("Of a claim that is made; the cluster's default class if it is left out."),
         },
-        "x-kubernetes-validations": [
-            _rule("has(self.claimName)", "claimName is missing: name a claim in the namespace of the job"),
-            _rule("has(self.mountPath)", "mountPath is missing: say where in the container the claim is mounted"),
-        ],
+        "x-kubernetes-validations": rules,
     }
 
 
@@ -98,7 +103,10 @@ CHECKPOINTING: dict[str, Any] = {
                         + " || ".join(f"self.startsWith('{scheme}://')" for scheme in SCHEMES),
                         "uri must begin with s3://, gs:// or az://, or be an absolute path",
                     ),
-                    _rule("!self.contains('@')", "uri must hold no credentials: use storage.secretRef"),
+                    _rule(
+                        "self.startsWith('/') || !self.contains('@')",
+                        "uri must hold no credentials: use storage.secretRef",
+                    ),
                     longest=1024,
                 ),
                 "accessMode": {
@@ -119,14 +127,15 @@ CHECKPOINTING: dict[str, Any] = {
                 "fallback": {
                     "type": "object",
                     "description": "A second location, used when the first cannot be reached in time.",
-                    "properties": {"persistentVolume": _volume("The claim for it.")},
+                    "properties": {"persistentVolume": _volume("The claim for it.", FALLBACK_PATH)},
                 },
             },
             "x-kubernetes-validations": [
                 _rule(
                     "!has(self.uri) || !self.uri.startsWith('/') || !has(self.persistentVolume) || "
                     "!has(self.persistentVolume.mountPath) || self.uri == self.persistentVolume.mountPath || "
-                    "self.uri.startsWith(self.persistentVolume.mountPath + '/')",
+                    "self.uri.startsWith(self.persistentVolume.mountPath + "
+                    "(self.persistentVolume.mountPath.endsWith('/') ? '' : '/'))",
                     "uri must lie below persistentVolume.mountPath",
                 ),
                 _rule(
@@ -135,6 +144,11 @@ CHECKPOINTING: dict[str, Any] = {
                 ),
             ],
         },
+        "persistentVolume": _volume(
+            "A short way to name a fallback: the same as storage.fallback.persistentVolume. Without storage, it is "
+            "where checkpoints go.",
+            FALLBACK_PATH,
+        ),
         "env": {
             "type": "array",
             "maxItems": 100,
@@ -166,7 +180,11 @@ CHECKPOINTING: dict[str, Any] = {
         },
     },
     "x-kubernetes-validations": [
-        _rule("self == oldSelf", "checkpointing cannot be changed after the job was created: make a new TrainJob")
+        _rule("self == oldSelf", "checkpointing cannot be changed after the job was created: make a new TrainJob"),
+        _rule(
+            "!has(self.persistentVolume) || !has(self.storage) || !has(self.storage.fallback)",
+            "persistentVolume is a second fallback beside storage.fallback: name one of them",
+        ),
     ],
 }
 

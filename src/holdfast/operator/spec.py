@@ -20,6 +20,8 @@ from holdfast.operator.names import CHECKPOINTING, PROGRESS_FILE
 
 SCHEMES = ("s3", "gs", "az")
 ACCESS_MODES = ("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod")
+FALLBACK_PATH = "/mnt/holdfast-fallback"
+"""Where a fallback claim is mounted that does not say where."""
 GRACE_S = 60
 LEAVE_S = 2
 """Between the end of a save and SIGKILL, for the way out of the container."""
@@ -70,6 +72,10 @@ class Checkpointing:
     def location(self) -> str | None:
         """Where checkpoints go first."""
         return self.uri or (self.volume.path if self.volume else None)
+
+    @property
+    def env_names(self) -> set[str]:
+        return {variable["name"] for variable in self.env}
 
     @property
     def volumes(self) -> list[Volume]:
@@ -125,7 +131,7 @@ def from_annotations(annotations: Mapping[str, str]) -> Checkpointing | None:
         block = _load(text)
     except Exception:  # of any kind: the YAML of others makes the parser raise more than its own errors
         raise SpecError(
-            f"{where}: {_without_credentials(text)[:80]!r} is neither JSON nor YAML without aliases, "
+            f"{where}: {_without_credentials(text)[:20]!r}… is neither JSON nor YAML without aliases, "
             f"of at most {_LONGEST} characters; accepted is a block such as "
             '{"interval": "5m", "storage": {"uri": "s3://bucket/prefix"}}'
         ) from None
@@ -152,7 +158,7 @@ def _load(text: str) -> Any:
 def parse(block: Any, where: str = "spec.checkpointing") -> Checkpointing:
     """The block, checked; raises :class:`SpecError` for the first field that is not accepted."""
     known = {"enabled", "interval", "maxCheckpoints", "resumeFromCheckpoint", "storage", "gracePeriodSeconds", "env"}
-    block = _object(block, where, known)
+    block = _object(block, where, known | {"persistentVolume"})
     storage = _object(
         _given(block, "storage", {}),
         f"{where}.storage",
@@ -161,11 +167,21 @@ def parse(block: Any, where: str = "spec.checkpointing") -> Checkpointing:
     uri = _take(storage, "uri", f"{where}.storage", _uri)
     volume = _volume(storage.get("persistentVolume"), f"{where}.storage.persistentVolume")
     fallback_block = _object(_given(storage, "fallback", {}), f"{where}.storage.fallback", {"persistentVolume"})
-    fallback = _volume(fallback_block.get("persistentVolume"), f"{where}.storage.fallback.persistentVolume")
+    fallback = _volume(
+        fallback_block.get("persistentVolume"), f"{where}.storage.fallback.persistentVolume", FALLBACK_PATH
+    )
+    beside = _volume(block.get("persistentVolume"), f"{where}.persistentVolume", FALLBACK_PATH)
+    if fallback and beside:
+        raise SpecError(
+            f"{where}.persistentVolume: is a second fallback beside {where}.storage.fallback; accepted is one of them"
+        )
+    fallback = fallback or beside
+    if volume is None and uri is None:
+        volume, fallback = fallback, None
     if volume and fallback and volume.path == fallback.path:
         raise SpecError(
-            f"{where}.storage.fallback.persistentVolume.mountPath: {fallback.path!r} is the mount path of the first "
-            f"claim too; accepted is another one"
+            f"{where}{'' if beside else '.storage.fallback'}.persistentVolume.mountPath: {fallback.path!r} is the "
+            f"mount path of the first claim too; accepted is another one"
         )
     if uri and uri.startswith("/") and volume and not _below(uri, volume.path):
         raise SpecError(
@@ -302,14 +318,14 @@ def _uri(value: Any) -> str:
     return value
 
 
-def _volume(block: Any, where: str) -> Volume | None:
+def _volume(block: Any, where: str, default_path: str | None = None) -> Volume | None:
     if block is None:
         return None
     block = _object(block, where, {"claimName", "mountPath", "size", "storageClassName"})
     claim = _take(block, "claimName", where, _name)
     if claim is None:
         raise SpecError(f"{where}.claimName: is missing; it must be the name of a claim in the job's namespace")
-    path = _take(block, "mountPath", where, _path)
+    path = _take(block, "mountPath", where, _path, default_path)
     if path is None:
         raise SpecError(f"{where}.mountPath: is missing; it must be the path at which the claim is mounted")
     size = _take(block, "size", where, _quantity)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.operator.names import EXIT_CODE, INDEX_LABEL, JOB_NAME_LABEL
+from holdfast.operator.names import CONTAINER, EXIT_CODE, INDEX_LABEL, JOB_NAME_LABEL
 
 PENDING, RUNNING, PREEMPTED, RESTARTING = "Pending", "Running", "Preempted", "Restarting"
 SUSPENDED, COMPLETE, FAILED = "Suspended", "Complete", "Failed"
 STALE_S = 300.0
+_SWITCH = "HOLDFAST_ENABLED"
+"""A variable that the webhook gives to the container that trains."""
 _NO_CRASH = (0, EXIT_CODE, 137)
 """Well; saved just in time; killed, for which there are many reasons."""
 
@@ -60,8 +62,13 @@ class Ended:
 def is_running(pod: dict[str, Any]) -> bool:
     if pod["metadata"].get("deletionTimestamp"):
         return False
-    statuses = pod.get("status", {}).get("containerStatuses") or []
-    return any("running" in (status.get("state") or {}) for status in statuses)
+    return any("running" in (status.get("state") or {}) for status in _trains(pod))
+
+
+def _trains(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """The status of the container that trains, once there is one. What others beside it do says nothing of the job."""
+    name = container_of(pod)
+    return [one for one in pod.get("status", {}).get("containerStatuses") or [] if one["name"] == name]
 
 
 def how_ended(pod: dict[str, Any]) -> Ended:
@@ -70,7 +77,7 @@ def how_ended(pod: dict[str, Any]) -> Ended:
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             ended.preempted = ended.disrupted = True
-    for status in pod.get("status", {}).get("containerStatuses") or []:
+    for status in _trains(pod):
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             terminated = state.get("terminated")
             if terminated:
@@ -86,8 +93,7 @@ def _is_replaced(pod: dict[str, Any], pods: list[dict[str, Any]]) -> bool:
     """Whether a pod has ended and another was made for its place since: a Job keeps the old one until it is over."""
     if pod.get("status", {}).get("phase") not in ("Failed", "Succeeded"):
         return False
-    statuses = pod["status"].get("containerStatuses") or []
-    ends = [((one.get("state") or {}).get("terminated") or {}).get("finishedAt") or "" for one in statuses]
+    ends = [((one.get("state") or {}).get("terminated") or {}).get("finishedAt") or "" for one in _trains(pod)]
     ended = max(ends, default="") or pod["metadata"].get("creationTimestamp") or ""
     others = [one for one in pods if one is not pod and _place(one) == _place(pod)]
     return any((one["metadata"].get("creationTimestamp") or "") >= ended for one in others)
@@ -144,13 +150,14 @@ def combined(
     """The new ``trainingProgress`` and what happened. ``progress``: just read from ``pod``; ``problem``: why not."""
     after = {key: value for key, value in before.items() if key not in ("conditions",)}
     happened: list[Happened] = []
-    if progress is not None:
+    stale = progress is not None and is_stale(progress, phase, pod, now)
+    if progress is not None and not stale:
         after = {key: value for key, value in after.items() if key not in _PROGRESS_KEYS} | progress
         uid = pod["metadata"]["uid"] if pod is not None else None
         resumed = progress.get("resumedFrom")
-        if uid is not None and before.get("podUID") != uid:
+        if pod is not None and before.get("podUID") != uid:
             after["podUID"] = uid
-            if resumed:
+            if resumed and (resumed != before.get("resumedFrom") or _is_new(pod, before, now)):
                 after["recoveries"] = int(before.get("recoveries", 0)) + 1
                 happened.append(Happened("Normal", "Resumed", f"Resumed from {resumed}"))
         latest = (progress.get("checkpointing") or {}).get("latestCheckpoint")
@@ -158,12 +165,67 @@ def combined(
             happened.append(Happened("Normal", "CheckpointCommitted", f"Checkpoint committed: {latest}"))
     after.setdefault("recoveries", 0)
     if phase != before.get("phase"):
-        happened.insert(0, _phase_event(phase, reason, after))
+        news = [Happened("Normal", "Created", "Waiting for its pods")] if "phase" not in before else []
+        if phase != PENDING or not news:
+            news.append(_phase_event(phase, reason, after))
+        happened = [*news, *happened]
         after["phase"] = phase
     if phase == COMPLETE and after.get("totalSteps") and "percentComplete" in after:
         after.pop("estimatedTimeRemaining", None)
-    after["conditions"] = conditions(before.get("conditions") or [], phase, reason, progress, problem, now)
+    known = before.get("conditions") or []
+    after["conditions"] = conditions(known, phase, reason, progress, problem, now, stale=stale)
     return after, happened
+
+
+def _is_new(pod: dict[str, Any], before: dict[str, Any], now: datetime) -> bool:
+    """Whether a pod began after what is shown was written. Ranks of one attempt may all have one file, and any of them
+    may be the one that was read."""
+    written = before.get("lastUpdateTime")
+    return written is None or _age_s(_began(pod), now) <= _age_s(written, now)
+
+
+def _began(pod: dict[str, Any]) -> str | None:
+    """When the training container of a pod was started."""
+    for one in _trains(pod):
+        for state in (one.get("state") or {}).values():
+            if (state or {}).get("startedAt"):
+                return str(state["startedAt"])
+    made: str | None = pod["metadata"].get("creationTimestamp")
+    return made
+
+
+def age_s(pod: dict[str, Any]) -> float:
+    """Of the training container of a pod."""
+    return _age_s(_began(pod), datetime.now(UTC))
+
+
+def is_stale(progress: dict[str, Any], phase: str, pod: dict[str, Any] | None, now: datetime) -> bool:
+    """Not written for long, or by an earlier container: the file may lie on storage that outlives one."""
+    written = progress.get("lastUpdateTime")
+    if phase == RUNNING and _age_s(written, now) > STALE_S:
+        return True
+    for one in _trains(pod) if pod is not None else []:
+        begin = ((one.get("state") or {}).get("running") or {}).get("startedAt")
+        if begin:
+            return _age_s(written, now) > _age_s(begin, now)
+    return False
+
+
+def is_older(progress: dict[str, Any], shown: dict[str, Any]) -> bool:
+    """Whether it was written before what is shown."""
+    now, known = datetime.now(UTC), shown.get("lastUpdateTime")
+    return known is not None and _age_s(progress.get("lastUpdateTime"), now) > _age_s(known, now)
+
+
+def container_of(pod: dict[str, Any]) -> str:
+    """The one that trains."""
+    containers = pod["spec"]["containers"]
+    names = [container["name"] for container in containers]
+    if CONTAINER in names:
+        return CONTAINER
+    # Others may have put one of theirs before it since.
+    ours = [one["name"] for one in containers if any(env["name"] == _SWITCH for env in one.get("env") or [])]
+    return str((ours or names)[0])
 
 
 def _phase_event(phase: str, reason: str, after: dict[str, Any]) -> Happened:
@@ -171,7 +233,7 @@ def _phase_event(phase: str, reason: str, after: dict[str, Any]) -> Happened:
     at = f" at step {step}" if step is not None else ""
     why = f": {reason}" if reason else ""
     return {
-        PENDING: Happened("Normal", "Created", "Waiting for its pods"),
+        PENDING: Happened("Normal", "Waiting", "Waiting for its pods"),
         RUNNING: Happened("Normal", "Running", f"Training{at}"),
         PREEMPTED: Happened("Warning", "Preempted", f"Preempted{at}{why}"),
         RESTARTING: Happened("Warning", "Restarting", f"Restarting{at}{why}"),
@@ -188,6 +250,8 @@ def conditions(
     progress: dict[str, Any] | None,
     problem: str | None,
     now: datetime,
+    *,
+    stale: bool = False,
 ) -> list[dict[str, Any]]:
     """``ProgressReadable``: whether the last look at the pods told anything; ``Running``: whether it trains."""
     known = {condition["type"]: condition for condition in before}
@@ -203,27 +267,22 @@ def conditions(
     running = condition("Running", str(phase == RUNNING), phase, reason)
     if problem is not None:
         readable = condition("ProgressReadable", "False", "NotReadable", problem[:500])
+    elif progress is not None and stale:
+        said = f"the progress file was last written at {progress['lastUpdateTime']}, and is not believed any more"
+        readable = condition("ProgressReadable", "False", "Stale", said)
     elif progress is not None:
-        age_s = _age_s(progress.get("lastUpdateTime"), now)
-        if phase == RUNNING and age_s is not None and age_s > STALE_S:
-            readable = condition(
-                "ProgressReadable",
-                "False",
-                "Stale",
-                f"the progress file was last written at {progress['lastUpdateTime']}",
-            )
-        else:
-            readable = condition("ProgressReadable", "True", "Read", "")
+        readable = condition("ProgressReadable", "True", "Read", "")
     else:
         readable = known.get("ProgressReadable") or condition("ProgressReadable", "Unknown", "NotYet", "")
     return [running, readable]
 
 
-def _age_s(text: Any, now: datetime) -> float | None:
+def _age_s(text: Any, now: datetime) -> float:
+    """Of what does not say when it was written: none."""
     try:
         return (now - datetime.fromisoformat(str(text).replace("Z", "+00:00"))).total_seconds()
     except (ValueError, TypeError):
-        return None
+        return 0.0
 
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from typing import Any
 
 from holdfast.operator import pods
 from holdfast.operator.names import CHECKPOINTING, CONTAINER, JOBSET_NAME_LABEL, MANAGED, MANAGER
-from holdfast.operator.spec import Checkpointing, from_annotations, parse
+from holdfast.operator.spec import Checkpointing, SpecError, from_annotations, parse
 
 RUN_ID = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
 
@@ -30,10 +31,19 @@ def _as_text(trainjob: dict[str, Any]) -> str | None:
     spec = trainjob.get("spec") or {}
     if spec.get("checkpointing") is not None:
         return json.dumps(spec["checkpointing"])
-    places = [trainjob.get("metadata") or {}]
-    places += [_template(patch).get("metadata") or {} for patch in spec.get("runtimePatches") or [] if _is_ours(patch)]
-    found = [(place.get("annotations") or {}).get(CHECKPOINTING) for place in places]
-    return next((text for text in found if text is not None), None)
+    text = _annotated(trainjob)
+    patches = [_template(patch) for patch in spec.get("runtimePatches") or [] if _is_ours(patch)]
+    return next((found for found in (text, *map(_annotated, patches)) if found is not None), None)
+
+
+def _annotated(thing: dict[str, Any]) -> str | None:
+    text: str | None = ((thing.get("metadata") or {}).get("annotations") or {}).get(CHECKPOINTING)
+    return text
+
+
+def is_secured(trainjob: dict[str, Any]) -> bool:
+    """Whether our webhook was asked when it was made."""
+    return any(_is_ours(patch) for patch in (trainjob.get("spec") or {}).get("runtimePatches") or [])
 
 
 def _is_ours(patch: dict[str, Any]) -> bool:
@@ -54,11 +64,35 @@ def secured(trainjob: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str,
     spec = trainjob["spec"] = trainjob.get("spec") or {}
     trainer = spec["trainer"] = spec.get("trainer") or {}
     # Variables of this container are refused in a runtime patch: upstream wants them here.
-    trainer["env"] = pods.added(trainer.get("env"), pods.variables(asked, RUN_ID, push))
+    trainer["env"] = pods.added(_without_ours(trainjob, push), pods.variables(asked, RUN_ID, push))
     text = _as_text(trainjob)
     others = [patch for patch in spec.get("runtimePatches") or [] if not _is_ours(patch)]
     spec["runtimePatches"] = [*others, _runtime_patch(asked, push, text)]
     return trainjob
+
+
+def _without_ours(trainjob: dict[str, Any], push: pods.Push) -> list[dict[str, Any]]:
+    """The variables but for those that an operator added to the job from which this one was copied."""
+    spec = trainjob["spec"]
+    added: list[dict[str, Any]] = []
+    for patch in spec.get("runtimePatches") or []:
+        annotations = (_template(patch).get("metadata") or {}).get("annotations") or {}
+        with contextlib.suppress(SpecError):
+            if _is_ours(patch) and (asked := from_annotations(annotations)) is not None:
+                added += pods.variables(asked, RUN_ID, push)
+    return [variable for variable in spec["trainer"].get("env") or [] if variable not in added]
+
+
+def check_update(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Its pods are described once, when it is created."""
+    if _as_text(new) is not None and _as_text(old) is None:
+        raise SpecError(
+            f"spec.checkpointing or the annotation {CHECKPOINTING}: cannot be added to a TrainJob that is there "
+            f"already; delete the TrainJob and create it with them"
+        )
+    text = _annotated(new)
+    if text is not None and (new.get("spec") or {}).get("checkpointing") is None and text != _as_text(old):
+        raise SpecError(f"annotation {CHECKPOINTING}: cannot be changed after the job was created: make a new TrainJob")
 
 
 def _runtime_patch(asked: Checkpointing, push: pods.Push, text: str | None) -> dict[str, Any]:
