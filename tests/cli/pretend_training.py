@@ -6,6 +6,8 @@ it gets SIGTERM and leaves with 143.
 ``steps``  the end of the run (default 50)      ``crash_at``   raises at this step, after a commit of the one before it
 ``code``   exit code of the crash (default 7)   ``stubborn``   does not listen to SIGTERM
 ``stray``  starts a process of its own session  ``early``      leaves with this code before anything else
+``quiet``  writes no progress
+``detour`` names another location first, where it does not train in the end, until a file ``go`` lies there
 """
 
 import json
@@ -54,6 +56,13 @@ record = {
     "started": time.time(),
 }
 backend.acquire(owner, wait_s=5.0)
+if "detour" in options and number > 1:
+    other = home_of(options["detour"])
+    os.makedirs(other, exist_ok=True)
+    write_durable(os.path.join(other, ATTEMPT), json.dumps(record | {"location": options["detour"]}).encode())
+    write_durable(os.environ["HOLDFAST_ANNOUNCE"], other.encode())
+    while not os.path.exists(os.path.join(options["detour"], "go")):
+        time.sleep(0.02)
 write_durable(os.path.join(home, ATTEMPT), json.dumps(record).encode())
 if "HOLDFAST_ANNOUNCE" in os.environ:
     write_durable(os.environ["HOLDFAST_ANNOUNCE"], home.encode())
@@ -88,7 +97,8 @@ while step < total:
         sys.exit(int(options.get("code", "7")))
     time.sleep(0.02)
     step += 1
-    progress.write(Progress(step=step, total_steps=total, loss=1.0 / step))
+    if "quiet" not in options:
+        progress.write(Progress(step=step, total_steps=total, loss=1.0 / step))
 commit("final")
 journal.record("end", step=step, outcome="complete")
 print("DONE", step, flush=True)

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from cli_helpers import (
     wait_for,
 )
 
+from holdfast.home import home_of
 from holdfast.launch.outcome import Ended, Verdict, judge
 from holdfast.launch.records import read_launch
 from holdfast.store.checkpoints import whole
@@ -57,7 +59,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves_with_143_and_the_same_command_
     launcher = start("run", PRETEND, location, output=tmp_path / "out")
     wait_for(lambda: training(location))
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(20) == 143
+    assert launcher.wait(60) == 143
     saved = newest_step(location)
     assert saved is not None
     again = holdfast("run", PRETEND, location)
@@ -71,7 +73,7 @@ def test_a_preempted_script_is_started_again_any_number_of_times(tmp_path: Path)
     launcher = start("run", "--max-restarts", "0", PRETEND, location, "steps=300", output=tmp_path / "out")
     wait_for(lambda: training(location))
     outcome = json_of("preempt", location, "--repeat", "2", "--every", "0.2")
-    assert launcher.wait(30) == 0
+    assert launcher.wait(60) == 0
     assert [one["saved"] for one in outcome["preemptions"]] == [True, True]
     assert [one["attempt"] for one in outcome["preemptions"]] == [1, 2]
     said = (tmp_path / "out").read_text()
@@ -99,10 +101,10 @@ def test_a_script_that_fails_before_it_says_anything_is_given_up_too(tmp_path: P
 def test_a_second_launcher_and_a_script_that_is_not_there_are_refused(tmp_path: Path) -> None:
     location = tmp_path / "run"
     launcher = start("run", "--dir", location, PRETEND, "unused", "steps=500", output=tmp_path / "out")
-    wait_for(lambda: training(location))
+    wait_for(lambda: training(location) and read_launch(home_of(str(location))))  # written at its next look
     second = holdfast("run", "--dir", location, PRETEND, "unused")
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(20) == 143
+    assert launcher.wait(60) == 143
     assert (second.returncode, second.stderr.count("\n")) == (4, 1)
     assert f"process {launcher.pid}" in second.stderr
     missing = holdfast("run", "nowhere.py", cwd=tmp_path)
@@ -121,11 +123,41 @@ def test_pause_keeps_the_launcher_and_resume_goes_on(tmp_path: Path) -> None:
     assert json_of("pause", location) == {**paused, "changed": False}
     assert json_of("ls", location)["runs"][0]["state"] == "paused"
     assert json_of("resume", location)["state"] == "running"
-    assert launcher.wait(30) == 0
+    assert launcher.wait(60) == 0
     assert [event["step"] for event in events(location, "paused")] == [paused["step"]]
     assert len(events(location, "resumed")) == 1
     assert json_of("show", location)["interruptions"][0]["what"] == "paused"
     assert json_of("resume", location)["state"] == "complete"
+
+
+def test_a_preemption_of_a_run_that_has_yet_to_say_how_far_it_is(tmp_path: Path) -> None:
+    location = tmp_path / "run"
+    launcher = start("run", PRETEND, location, "steps=1000", "quiet=1", output=tmp_path / "out")
+    wait_for(lambda: training(location))
+    preemption = json_of("preempt", location)["preemptions"][0]
+    assert (preemption["saved"], preemption["steps_lost"], preemption["reason"]) == (True, None, "jit")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == 143
+
+
+def test_a_pause_is_not_lost_while_the_script_has_yet_to_say_where_it_trains(tmp_path: Path) -> None:
+    location, other = tmp_path / "run", tmp_path / "other"
+    left = Path(home_of(str(other))) / "control.json"  # of a launcher that was there before
+    left.parent.mkdir(parents=True)
+    left.write_text('{"id": "old", "action": "resume", "time": 1.0}')
+    launcher = start("run", PRETEND, location, "steps=300", f"detour={other}", output=tmp_path / "out")
+    wait_for(lambda: training(location))
+    json_of("preempt", location)
+    wait_for(lambda: read_launch(home_of(str(other))))
+    pausing = start("pause", location, "--json", output=tmp_path / "paused")
+    wait_for((location / ".holdfast" / "control.json").exists)
+    time.sleep(0.5)  # the launcher gets the signal while it looks at the other place
+    (other / "go").touch()
+    assert pausing.wait(60) == 0
+    assert json.loads((tmp_path / "paused").read_text())["state"] == "paused"
+    assert json_of("resume", location)["state"] == "running"
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == 143
 
 
 def test_a_launcher_that_is_killed_takes_its_script_along_and_resume_starts_it_again(tmp_path: Path) -> None:
@@ -160,7 +192,7 @@ def test_pause_without_a_launcher_stops_the_process_and_says_so(tmp_path: Path) 
     done = holdfast("pause", location)
     assert done.returncode == 0
     assert "start its command again" in done.stdout
-    assert script.wait(10) == 143
+    assert script.wait(60) == 143
     assert holdfast("pause", location).returncode == 3
     assert holdfast("resume", location).returncode == 3
 
@@ -172,7 +204,7 @@ def test_what_does_not_leave_is_killed_at_the_deadline_and_nobody_is_left_behind
     )
     wait_for(lambda: training(location))
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(20) == 143
+    assert launcher.wait(60) == 143
     assert not processes_about(str(location))
     assert not processes_about("sleep 600.25")
 
@@ -223,7 +255,7 @@ def test_fresh_sets_the_old_checkpoints_aside_once(tmp_path: Path) -> None:
     launcher = start("run", "--fresh", PRETEND, location, "steps=200", output=tmp_path / "out")
     wait_for(lambda: events(location, "training")[-1]["run"] != "pretend" and (newest_step(location) or 0) >= 5)
     preempted = json_of("preempt", location, "--delay", "0.3")["preemptions"][0]
-    assert launcher.wait(30) == 0
+    assert launcher.wait(60) == 0
     anew = [event for event in events(location, "attempt") if event["run"] != "pretend"]
     assert [event["resumed_from"] for event in anew] == [None, preempted["committed_step"]]
 

@@ -23,9 +23,10 @@ def training(location: Path, attempts: int) -> bool:
 
 @pytest.mark.slow
 def test_two_ranks_end_with_the_same_parameters_whatever_happens_on_the_way(tmp_path: Path) -> None:
-    undisturbed = holdfast("run", "-n", "2", TRAINING, tmp_path / "plain")
+    undisturbed = holdfast("run", "-n", "2", TRAINING, tmp_path / "plain", cwd=tmp_path)
     assert undisturbed.returncode == 0, undisturbed.stderr
     assert len(result(undisturbed.stdout)) == 1
+    assert not (tmp_path / "holdfast-runs").exists()  # the script chose the location itself
 
     location, output, delay = tmp_path / "run", tmp_path / "out", tmp_path / "delay"
     delay.write_text("0.5")
@@ -79,7 +80,7 @@ def test_one_process_without_torchrun_saves_for_the_launcher_and_goes_on(tmp_pat
     assert top["state"] == "running"
     assert top["ranks_live"][0]["rss"] > 10_000_000
     launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(30) == 130
+    assert launcher.wait(60) == 130
     assert not processes_about(str(location))
     again = holdfast("run", TRAINING, location)
     assert again.returncode == 0
@@ -96,6 +97,6 @@ def test_a_preemption_that_is_asked_for_before_the_run_has_shown_itself_waits_fo
     outcome = json_of("preempt", location)["preemptions"][0]
     assert (outcome["saved"], outcome["steps_lost"]) == (True, 0)
     launcher.send_signal(signal.SIGTERM)
-    launcher.wait(30)
+    launcher.wait(60)
     first = events(location, "launch")[0]
     assert began - 1 <= first["at"] < events(location, "attempt")[0]["process_started"] + 0.1  # which knows 10 ms

@@ -23,8 +23,7 @@ from holdfast.errors import CheckpointCorruptError, CheckpointNotFoundError, Sto
 from holdfast.launch.runs import RunPlace, below, named, resolve
 from holdfast.launch.watch import seconds_of, view_of
 from holdfast.progress import goodput, timeline
-from holdfast.store import Backend
-from holdfast.store.checkpoints import Checkpoint, open_checkpoint
+from holdfast.store.checkpoints import DAMAGED, UNFINISHED, WHOLE, Checkpoint, facts_of, open_checkpoint, rows_of
 from holdfast.store.manifest import step_of
 
 LS_HELP = """List the checkpoints of a run, newest first, in all its locations; several runs: one line each.
@@ -34,53 +33,6 @@ Exit codes: 0 fine, 1 a location cannot be read, 3 no such run."""
 SHOW_HELP = """Show a run (attempts, interruptions, where its time went) or one checkpoint (files, sizes, timings).
 
 Exit codes: 0 fine, 1 the checkpoint is damaged, 3 no such run or checkpoint."""
-
-WHOLE, UNFINISHED, DAMAGED = "whole", "unfinished", "damaged"
-
-
-def rows_of(backend: Backend, *, fallback: bool) -> list[dict[str, Any]]:
-    """All checkpoint folders of one location, newest first."""
-    found = []
-    for name in sorted(backend.names(), key=lambda name: -(step_of(name) or 0)):
-        row: dict[str, Any] = {
-            "name": name,
-            "step": step_of(name),
-            "epoch": None,
-            "reason": None,
-            "bytes": None,
-            "created": None,
-            "world_size": None,
-            "complete": False,
-            "exact": None,
-            "state": UNFINISHED,
-            "problem": None,
-            "location": backend.uri,
-            "fallback": fallback,
-        }
-        try:
-            checkpoint = open_checkpoint(backend, name)
-        except CheckpointCorruptError as error:
-            row.update(state=DAMAGED, problem=str(error))
-        else:
-            if checkpoint is not None:
-                row.update(_facts(checkpoint))
-        found.append(row)
-    return found
-
-
-def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    manifest = checkpoint.manifest
-    return {
-        "step": manifest.step,
-        "epoch": manifest.epoch,
-        "reason": manifest.reason,
-        "bytes": manifest.size,
-        "created": manifest.created,
-        "world_size": manifest.world_size,
-        "complete": manifest.complete,
-        "exact": not manifest.inexact,
-        "state": WHOLE,
-    }
 
 
 def all_rows(run: RunPlace) -> tuple[list[dict[str, Any]], list[str]]:
@@ -263,7 +215,7 @@ def _show_checkpoint(run: RunPlace, name: str, as_json: bool) -> None:
             {
                 "name": name,
                 "location": checkpoint.location,
-                **_facts(checkpoint),
+                **facts_of(checkpoint),
                 "run": manifest.run,
                 "attempt": manifest.attempt,
                 "inexact": list(manifest.inexact),

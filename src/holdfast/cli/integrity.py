@@ -12,12 +12,21 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.control import Run
-from holdfast.cli.inspect import DAMAGED, UNFINISHED, WHOLE, all_rows, find
+from holdfast.cli.inspect import all_rows, find
 from holdfast.cli.output import NOT_FOUND, PROBLEM, USAGE, Json, console, emit, fail, guarded, human_bytes, note, styled
 from holdfast.errors import CheckpointCorruptError, ConfigError, StoreError
 from holdfast.launch.runs import RunPlace, below, resolve
 from holdfast.store import Backend, Owner
-from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, retain, unfinished
+from holdfast.store.checkpoints import (
+    DAMAGED,
+    UNFINISHED,
+    WHOLE,
+    Checkpoint,
+    clean,
+    open_checkpoint,
+    retain,
+    unfinished,
+)
 from holdfast.store.checkpoints import verify as read_and_check
 from holdfast.store.manifest import step_of
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import control, doctor, inspect, integrity, run, top
+from holdfast.cli import control, doctor, inspect, integrity, jobs, run, top
 
 app = typer.Typer(
     name="holdfast",
@@ -33,6 +33,7 @@ app.command("verify", help=integrity.VERIFY_HELP)(integrity.verify)
 app.command("prune", help=integrity.PRUNE_HELP)(integrity.prune)
 app.command("top", help=top.HELP)(top.top)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
+app.add_typer(jobs.app, name="jobs")
 
 
 def _version(wanted: bool) -> None:

@@ -19,6 +19,7 @@ from holdfast.errors import (
     CheckpointNotFoundError,
     ConfigError,
     HoldfastError,
+    JobNotFoundError,
     LocationBusyError,
     MissingExtraError,
 )
@@ -35,6 +36,7 @@ _KINDS: tuple[tuple[type[Exception], str, int], ...] = (
     (RunNotFoundError, "not_found", NOT_FOUND),
     (NotLiveError, "not_live", NOT_FOUND),
     (CheckpointNotFoundError, "not_found", NOT_FOUND),
+    (JobNotFoundError, "not_found", NOT_FOUND),
     (LocationBusyError, "busy", BUSY),
     (ConfigError, "usage", USAGE),
     (MissingExtraError, "usage", USAGE),

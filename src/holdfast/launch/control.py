@@ -71,6 +71,13 @@ def saved_step(run: RunPlace) -> int | None:
     return next((checkpoint.step for checkpoint in whole(run.backends())), None)
 
 
+def tell(run: RunPlace, launch: Launch, action: str) -> str:
+    """Ask a launcher that is alive, and wait for nothing; returns the request's name."""
+    request = ask(run.home, action)
+    procs.send(launch.owner.pid, launch.owner.started, signal.SIGUSR1)
+    return request
+
+
 def pause(run: RunPlace, timeout_s: float | None) -> Answer:
     """Returns once the run has saved and all its ranks have left; raises TimeoutError if that takes longer."""
     launch, attempt = live_launch(run), run.attempt()
@@ -80,8 +87,7 @@ def pause(run: RunPlace, timeout_s: float | None) -> Answer:
         return _stop_ranks(run, attempt, timeout_s)
     if launch.state == PAUSED:
         return Answer("paused", launch.step, changed=False, launcher=launch.owner.pid)
-    request = ask(run.home, "pause")
-    procs.send(launch.owner.pid, launch.owner.started, signal.SIGUSR1)
+    request = tell(run, launch, "pause")
 
     def over() -> bool:
         now = read_launch(run.home)
@@ -121,8 +127,7 @@ def resume(run: RunPlace, timeout_s: float = 30.0) -> Answer | Launch:
         pid = launch.owner.pid
         if launch.state != PAUSED:
             return Answer("running", None, changed=False, launcher=pid)
-        request = ask(run.home, "resume")
-        procs.send(pid, launch.owner.started, signal.SIGUSR1)
+        request = tell(run, launch, "resume")
 
         def over() -> bool:
             now = read_launch(run.home)

@@ -168,9 +168,12 @@ def ask(home: str, action: str) -> str:
     return request
 
 
-def read_request(home: str) -> tuple[str, str]:
-    """Name and action of the last request."""
+def read_request(home: str, since: float = 0.0) -> tuple[str, str]:
+    """Name and action of the last request; empty where it was made before ``since``."""
     record = read_json(os.path.join(home, CONTROL))
+    time_of = record.get("time", 0.0)
+    if not isinstance(time_of, int | float) or time_of < since:
+        return "", ""
     return str(record.get("id", "")), str(record.get("action", ""))
 
 

@@ -131,7 +131,7 @@ def preempt(
         notice_to_commit_s=None if commit is None else round(max(0.0, commit["t"] - notice), 3),
         left_after_s=None if left_at is None else round(left_at - begin, 3),
         steps_lost=lost,
-        saved=newest is not None and lost == 0,
+        saved=newest is not None and (commit is not None if lost is None else lost == 0),
     )
 
 

@@ -67,6 +67,8 @@ _LOOK_S = 0.25
 _MARGIN_S = 5.0
 """Beyond the grace period, for the way out of the processes."""
 _LONGEST_BACKOFF_S = 30.0
+_OLD_REQUEST_S = 5.0
+"""Made that long before this launcher was there, a request was for another; clocks may be set a little."""
 _SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _WARNINGS = {
     "save_failed": "a save failed",
@@ -138,7 +140,8 @@ class Supervisor:
         self._failures = 0
         self._wish = _Wish.NONE
         self._ending = signal.SIGTERM
-        self._request = ""
+        self._request, self._asked = "", False
+        self._born = time.time()
         self._interrupts = 0
         self._deadline: Deadline | None = None
         self._signals: list[int] = []
@@ -301,6 +304,7 @@ class Supervisor:
 
     def _take(self, number: signal.Signals) -> None:
         if number is signal.SIGUSR1:
+            self._asked = True
             self._take_request()
             return
         if self._wish is not _Wish.END:
@@ -318,10 +322,10 @@ class Supervisor:
     def _take_request(self) -> None:
         if self.place is None:
             return
-        request, action = read_request(self.place.home)
-        if request == self._request:
-            return
-        self._request = request
+        request, action = read_request(self.place.home, since=self._born - _OLD_REQUEST_S)
+        if request in ("", self._request):
+            return  # it may lie in the home that rank 0 is about to name: asked for again when it does
+        self._request, self._asked = request, False
         if action == "pause" and self._wish is _Wish.NONE:
             self._wish = _Wish.PAUSE
             if self._started:
@@ -379,6 +383,8 @@ class Supervisor:
                 self.screen.say("elsewhere", f"--dir is not used: the script itself saves to {where}", location=where)
             self._know(home)
             self._write(RUNNING)
+            if self._asked:
+                self._take_request()
             self._record("launch", pid=os.getpid(), start=self._starts, at=self._launched)
 
     def _know(self, home: str) -> None:
@@ -497,7 +503,8 @@ def check_free(home: str) -> None:
         raise LocationBusyError(f"{os.path.dirname(home)}: a launcher, process {launch.owner.pid}, {what}")
     if attempt is not None and (live := attempt.live()):
         pids = ", ".join(str(owner.pid) for owner in live.values())
-        raise LocationBusyError(f"{attempt.location} is being written by run {attempt.run!r}, processes {pids}")
+        who = f"process{'es' if len(live) > 1 else ''} {pids}"
+        raise LocationBusyError(f"{attempt.location} is being written by run {attempt.run!r}, {who}")
 
 
 def _number(environ: dict[str, str], name: str) -> int:
