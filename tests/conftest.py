@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +13,32 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from clusters import Kube, cluster
 from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
+
+# Hundreds of processes are started here: each would compile what it imports again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Ignored in the background of a shell script, and then by all that is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _NUMBERS = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="all cases of the tests that are marked with share")
+    parser.addoption(
+        "--cluster", choices=["with", "only", "without"], default="with", help="which tests: those on a cluster"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take one case in n of a test that is marked with ``share(n)``, the first and every n-th after it."""
+    wanted = config.getoption("--cluster")
+    if wanted != "with":
+        others = [item for item in items if ("kube" in getattr(item, "fixturenames", ())) != (wanted == "only")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     if config.getoption("--whole") or any("::" in argument for argument in config.args):
         return
     seen: Counter[str] = Counter()
@@ -52,6 +69,14 @@ def server():
     server = drill.Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def kube() -> Iterator[Kube]:
+    """One real cluster for all tests that need one."""
+    # Not below pytest's own folder: the sockets of a cluster want short paths.
+    with tempfile.TemporaryDirectory(prefix="k-", ignore_cleanup_errors=True) as folder, cluster(Path(folder)) as kube:
+        yield kube
 
 
 @pytest.fixture(scope="session")

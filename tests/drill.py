@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -65,6 +66,8 @@ class Outcome:
     results: dict[int, dict]
     """By rank: what a rank that finished wrote."""
     log: str
+    after_notice_s: float | None = None
+    """From the first notice to the end of the last process."""
 
     @property
     def digest(self):
@@ -81,7 +84,7 @@ def train(spec: Spec, rank: int) -> None:
     from torch.utils.data.distributed import DistributedSampler
 
     import holdfast
-    from holdfast.testing.faults import Fault, Injector
+    from holdfast.testing.faults import Fault, Injector, notices
 
     torch.set_num_threads(1)
     if spec.clock_jump_s:
@@ -89,7 +92,9 @@ def train(spec: Spec, rank: int) -> None:
     if spec.world > 1:
         dist.init_process_group("gloo", init_method="env://")
     pids = _exchange_pids(spec, rank)
-    injector = Injector(rank, [_fault(Fault, item, pids) for item in spec.faults])
+    settings = {"kill_wait": 0.0, "grace_period": 20.0, "dir": spec.dir, **spec.settings}
+    heard = partial(notices, settings["dir"], kill_wait=settings["kill_wait"] > 0)
+    injector = Injector(rank, [_fault(Fault, item, pids) for item in spec.faults], heard)
     torch.manual_seed(7)
     layers = [torch.nn.Linear(8, spec.width)]
     if spec.batchnorm:
@@ -119,7 +124,6 @@ def train(spec: Spec, rank: int) -> None:
     if spec.stateful:
         from torchdata.stateful_dataloader import StatefulDataLoader as kind
     loader = kind(dataset, spec.batch, shuffle=sampler is None, sampler=sampler, num_workers=spec.workers)
-    settings = {"kill_wait": 0.0, "grace_period": 20.0, **spec.settings}
     counters = {"seen": 0}
     objects = {"model": wrapped, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "counters": counters}
     in_flight = 0
@@ -129,10 +133,10 @@ def train(spec: Spec, rank: int) -> None:
     model[-1 if spec.frozen else 0].weight.register_hook(lambda grad: injector.reached("backward", in_flight))
     model[-1].register_forward_hook(lambda *_: model.training and injector.reached("forward", in_flight))
     _inject_into_saves(injector)
+    _inject_into_rounds(injector)
     started = time.monotonic()
     injector.reached("start", 0)
     trace = []
-    settings.setdefault("dir", spec.dir)
     with holdfast.Run(save_every=spec.save_every, settings=settings, **objects) as run:
         restored_s = time.monotonic() - started
         first = run.steps
@@ -245,6 +249,19 @@ def _fault(kind, item, pids):
     item = dict(item)
     item["also"] = [pids[other] for other in item.get("also", ())]
     return kind(**item)
+
+
+def _inject_into_rounds(injector):
+    """Tell the injector that a round was called, by its number, from 0; this rank has not answered yet."""
+    from holdfast.agree import Agreement
+
+    decide = Agreement.decide
+
+    def noted_decide(self, *args, **kwargs):
+        injector.reached("round", self.round)
+        return decide(self, *args, **kwargs)
+
+    Agreement.decide = noted_decide
 
 
 def _inject_into_saves(injector):
@@ -369,10 +386,13 @@ class Server:
         theirs.close()
         self._channel = ours
         self._file = ours.makefile("rw")
+        self._job: Job | None = None
         assert json.loads(self._file.readline()) == "ready"
         atexit.register(self.close)
 
     def start(self, spec: Spec) -> Job:
+        if self._job is not None and not self._job.over:
+            self._job.abandon()  # of a test that failed: its end is not that of the next one
         os.makedirs(f"{spec.dir}.out", exist_ok=True)
         for path in Path(f"{spec.dir}.out").glob("rank-*"):
             path.unlink()
@@ -383,7 +403,8 @@ class Server:
             agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         port = agent.port if agent else _free_port()
         print(json.dumps({"spec": asdict(spec), "port": port}), file=self._file, flush=True)
-        return Job(spec, json.loads(self._file.readline()), self._channel, self._file, agent)
+        self._job = Job(spec, json.loads(self._file.readline()), self._channel, self._file, agent)
+        return self._job
 
     def run(self, spec: Spec, limit_s: float = 60.0) -> Outcome:
         return self.start(spec).wait(limit_s)
@@ -397,6 +418,13 @@ class Job:
     def __init__(self, spec, pids, channel, file, agent) -> None:
         self.spec, self.pids, self._channel, self._file, self._agent = spec, pids, channel, file, agent
         self.began = time.monotonic()
+        self.over = False
+
+    def abandon(self) -> None:
+        """Kill it, and hear of its end."""
+        self.send(signal.SIGKILL, *range(len(self.pids)))
+        self._file.readline()
+        self.over = True
 
     def send(self, number: int, *ranks: int) -> None:
         for rank in ranks:
@@ -424,20 +452,19 @@ class Job:
 
         ready, _, _ = select.select([self._channel], [], [], limit_s)
         if not ready:
-            stacks = self.log()
-            for pid in self.pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            self._file.readline()
-            raise AssertionError(f"the job hung for {limit_s} s:\n{stacks}")
+            log = self.log()
+            self.abandon()
+            raise AssertionError(f"the job hung for {limit_s} s:\n{log}\n{last_events(self.spec.dir)}")
         codes = json.loads(self._file.readline())
+        ended = time.time()
+        self.over = True
         results = {
             int(path.stem.removeprefix("rank-")): json.loads(path.read_text())
             for path in Path(f"{self.spec.dir}.out").glob("rank-*.json")
         }
-        return Outcome(codes, time.monotonic() - self.began, results, self.log())
+        notices = [event["t"] for event in journal(self.spec.dir) if event["event"] == "notice"]
+        after_notice_s = ended - notices[0] if notices else None
+        return Outcome(codes, time.monotonic() - self.began, results, self.log(), after_notice_s)
 
 
 def _free_port() -> int:
@@ -453,3 +480,9 @@ def journal(folder: str) -> list[dict]:
         return list(read_journal(Path(folder, ".holdfast", "journal.jsonl")))
     except OSError:
         return []
+
+
+def last_events(folder: str) -> str:
+    """For the message of a test that found a job hanging."""
+    events = [event for event in journal(folder) if event["event"] != "skipped"]
+    return "\n".join(json.dumps(event) for event in events[-20:])

@@ -3,8 +3,9 @@
     python tests/soak.py --minutes 10 [--seed N]
 
 Each job is interrupted a few times (SIGTERM or SIGKILL; a random rank, or several, a random phase or
-moment, random skew) and resumed until it is complete. Prints runs, hangs, broken checkpoints, steps
-lost, resumes that were not exact, and the seed of each failure; exits 1 if there was any.
+moment, random skew) and resumed until it is complete. In half of the jobs ranks fall behind each other.
+Prints runs, hangs, broken checkpoints, steps lost, resumes that were not exact, and the seed of each
+failure; exits 1 if there was any.
 """
 
 from __future__ import annotations
@@ -67,12 +68,26 @@ def interruption(chance: random.Random, spec: drill.Spec) -> tuple[str, dict | N
     return action, fault
 
 
+def delays(chance: random.Random, spec: drill.Spec) -> list[dict]:
+    """Ranks that fall behind for a moment, here and there."""
+    return [
+        {
+            "rank": chance.randrange(spec.world),
+            "step": chance.randrange(1, 36),
+            "phase": chance.choice(["forward", "backward", "optimizer", "after-optimizer", "evaluation"]),
+            "action": "HANG",
+            "skew_s": chance.choice([0.02, 0.05, 0.1, 0.2]),
+        }
+        for _ in range(chance.choice([0, 25]))
+    ]
+
+
 def one_job(server: drill.Server, seed: int, folder: str, tally: Tally) -> None:
     chance = random.Random(seed)
     kind = shape(chance)
     base = drill.Spec(
         f"{folder}/run",
-        save_every=chance.choice(["never", "4 steps", "7 steps", "1 epoch", "0.3s"]),
+        save_every=chance.choice(["never", "4 steps", "7 steps", "1 epoch", "0.05s", "0.3s"]),
         store=chance.choice(["rank0", "agent"]),
         settings={"kill_wait": chance.choice([0.0, 0.0, 0.2])},
         step_s=chance.choice([0.0, 0.02]),
@@ -80,7 +95,7 @@ def one_job(server: drill.Server, seed: int, folder: str, tally: Tally) -> None:
     )
     for _ in range(chance.randint(1, 3)):
         action, fault = interruption(chance, base)
-        spec = drill.Spec(**{**vars(base), "faults": [fault] if fault else []})
+        spec = drill.Spec(**{**vars(base), "faults": [*delays(chance, base), *([fault] if fault else [])]})
         job = server.start(spec)
         if fault is None:
             job.wait_for("attempt")

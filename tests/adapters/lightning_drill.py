@@ -34,6 +34,8 @@ class Job:
     package: str = "lightning.pytorch"
     patient: bool = True
     """Training waits where it is until holdfast has heard of a fault."""
+    saved_first: bool = False
+    """A fault waits until a checkpoint is there."""
 
     @property
     def dir(self) -> str:
@@ -92,6 +94,9 @@ def _slip_in_faults(job: Job, rank: int) -> None:
         __slots__ = ()
 
         def _carry_out(self, fault):
+            until = time.monotonic() + 20
+            while job.saved_first and not list(Path(job.dir).glob("checkpoint-*")) and time.monotonic() < until:
+                time.sleep(0.01)
             Path(job.out, "fault").write_text(str(time.monotonic()))
             super()._carry_out(fault)
             if job.on and job.patient:

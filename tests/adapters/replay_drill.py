@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -76,7 +77,9 @@ def _inject(request: dict, rank: int) -> None:
 
     from holdfast.store.local import LocalBackend
     from holdfast.store.manifest import step_of
+    from holdfast.testing.faults import notices
 
+    heard = partial(notices, os.environ["HOLDFAST_DIR"], kill_wait=os.environ["HOLDFAST_KILL_WAIT"] != "0")
     pending = [fault for fault in request["faults"] if fault.get("rank", 0) == rank]
     counts: dict[str, int] = {}
 
@@ -89,10 +92,10 @@ def _inject(request: dict, rank: int) -> None:
             pids = _pids(request)
             for other in fault.get("also", ()):
                 threading.Timer(fault.get("skew_s", 0.0), os.kill, (pids[other], number)).start()
-            before = _heard()
+            before = heard()
             os.kill(os.getpid(), number)
             until = time.monotonic() + 5
-            while _heard() == before and time.monotonic() < until:  # else a tiny training would be over by then
+            while heard() == before and time.monotonic() < until:  # else a tiny training would be over by then
                 time.sleep(0.002)
 
     def count(place: str) -> None:
@@ -123,16 +126,6 @@ def _inject(request: dict, rank: int) -> None:
     LocalBackend.create, LocalBackend.commit = noted_create, noted_commit
     register_optimizer_step_pre_hook(lambda *_: count("optimizer"))
     register_optimizer_step_post_hook(lambda *_: count("after-optimizer"))
-
-
-def _heard() -> int:
-    """How many notices were heard in this job, and agreed on where nobody waits before that."""
-    event = '"agreement"' if os.environ["HOLDFAST_KILL_WAIT"] == "0" else '"notice"'
-    try:
-        with open(f"{os.environ['HOLDFAST_DIR']}/.holdfast/journal.jsonl") as file:
-            return file.read().count(event)
-    except FileNotFoundError:
-        return 0
 
 
 def _pids(request: dict) -> list[int]:

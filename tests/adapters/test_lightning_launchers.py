@@ -113,6 +113,7 @@ def test_lightnings_own_launcher(tmp_path, undisturbed) -> None:
     assert run.digests() == undisturbed
 
 
+@pytest.mark.share(0)
 def test_torchrun(tmp_path, undisturbed) -> None:
     run = Started(TORCHRUN, tmp_path / "run", TWO, HOLDFAST_ENABLED="1")
     run.await_step(7)
@@ -154,6 +155,7 @@ class Program:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
+@pytest.mark.share(0)
 def test_the_script_of_the_page_under_holdfast_run(tmp_path) -> None:
     page = Path(__file__).parents[2] / "docs/lightning.md"
     script = tmp_path / "train_lightning.py"

@@ -94,7 +94,7 @@ ALONE = {
 }
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("case", ALONE)
 def test_a_fit_that_is_stopped_goes_on_and_ends_with_the_same_bits(server, tmp_path, case) -> None:
     args, one = ALONE[case]
@@ -115,6 +115,7 @@ TWO = {
 
 
 @pytest.mark.parametrize("case", TWO)
+@pytest.mark.share(4)
 def test_two_ranks_save_one_step_whichever_is_told(server, tmp_path, case) -> None:
     args, one = TWO[case]
     stop_and_go_on(server, tmp_path, args, [one], world=2)
@@ -167,12 +168,13 @@ def test_an_exception_of_the_script_loses_no_step(server, tmp_path) -> None:
     assert_same(server.run(Job(job.out)), expected, but="seen")
 
 
-@pytest.mark.parametrize(("world", "every"), [(1, "5 steps"), (1, "1 epoch"), (2, "4 steps")])
+@pytest.mark.share(3)
+@pytest.mark.parametrize(("world", "every"), [(2, "4 steps"), (1, "1 epoch"), (1, "5 steps")])
 def test_periodic_saves_are_what_is_left_when_all_ranks_are_killed(server, tmp_path, world, every) -> None:
     expected = undisturbed(server, tmp_path, [], world)
     step = 15
     kill = fault(step, "forward", action="KILL", also=tuple(range(1, world)))
-    job = Job(str(tmp_path / "run"), [], world, faults=[kill], env={"HOLDFAST_SAVE_EVERY": every})
+    job = Job(str(tmp_path / "run"), [], world, faults=[kill], env={"HOLDFAST_SAVE_EVERY": every}, saved_first=True)
     stopped = server.run(job)
     assert stopped.codes == [-signal.SIGKILL] * world
     assert 0 < assert_whole(job.dir).step < step

@@ -34,7 +34,7 @@ def plain():
     ("script", "place"),
     [pytest.param(script, place, id=f"{script}-{place}") for script, places in CASES.items() for place in places],
 )
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_a_script_that_is_stopped_anywhere_ends_with_the_same_bits(plain, tmp_path, script, place):
     check(plain, drill.Spec(str(tmp_path / "run"), script, faults=[{"at": place}]))
 
@@ -57,6 +57,7 @@ def test_a_notice_in_or_after_the_last_step_lets_the_run_end_or_saves_it(plain, 
         ("stateful", "step 5"),
     ],
 )
+@pytest.mark.share(3)
 def test_loops_of_other_kinds(plain, tmp_path, kind, place):
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_kinds", faults=[{"at": place}], options=[kind]))
 

@@ -41,6 +41,7 @@ STOPS = {
 
 
 @pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.share(4)
 def test_ddp_that_is_stopped_anywhere_ends_with_the_same_bits(plain, tmp_path, stop):
     env = {}
     if stop == "all-1s":

@@ -50,7 +50,7 @@ def server() -> drill.Server:
     return drill.shared()
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_resume_is_exact_with(server, tmp_path, shape):
     """Interrupted once in the first epoch and once in the second."""

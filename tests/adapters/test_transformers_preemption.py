@@ -30,13 +30,14 @@ def server() -> drill.Server:
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.share(3)
 def test_one_process_is_told_in(server, tmp_path, phase):
     interrupt_and_resume(server, drill.Spec(str(tmp_path / "run"), args=BOTH, faults=[fault(phase, 12)]))
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("phase", ["forward", "optimizer", "after-optimizer", "log", "evaluation", "save"])
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 def test_two_ranks_agree_when_told_in(server, tmp_path, phase, target):
     rank, also, skew_s = TARGETS[target]
     if phase == "save" and rank == 1:

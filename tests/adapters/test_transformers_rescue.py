@@ -30,6 +30,7 @@ def check(server: drill.Server, spec: drill.Spec, killed: int, step: int) -> Non
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("phase", ["forward", "optimizer", "after-optimizer", "evaluation"])
+@pytest.mark.share(3)
 def test_sigkill_of_a_rank_of_two_loses_at_most_the_step_in_flight(server, tmp_path, phase, rank):
     spec = drill.Spec(str(tmp_path / "run"), world=2, args=EVALUATE, faults=[fault(phase, 12, rank, **KILL)])
     check(server, spec, rank, 12 if phase != "evaluation" else 13)

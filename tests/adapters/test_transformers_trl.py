@@ -35,6 +35,7 @@ def test_sft_of_an_adapter(server, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.share(0)
 def test_sft_on_two_ranks(server, tmp_path):
     interrupt_and_resume(
         server, drill.Spec(str(tmp_path / "run"), world=2, script=SCRIPT, faults=[fault("forward", 5, 1)])

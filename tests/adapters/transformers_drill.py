@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -85,10 +86,12 @@ def _inject(request: dict, rank: int) -> None:
 
     from holdfast.store.local import LocalBackend
     from holdfast.store.manifest import step_of
-    from holdfast.testing.faults import Fault, Injector
+    from holdfast.testing.faults import Fault, Injector, notices
 
-    injector = Injector(rank, [Fault(**fault) for fault in request["faults"]])
-
+    kill_wait = os.environ.get("HOLDFAST_KILL_WAIT") != "0"
+    folder = request["env"].get("HOLDFAST_DIR", request["dir"])
+    heard = partial(notices, folder, kill_wait=kill_wait) if request["env"].get("HOLDFAST_ENABLED") == "1" else None
+    injector = Injector(rank, [Fault(**fault) for fault in request["faults"]], heard)
     noted, done = Path(request["pids"]).with_name("noted.json"), [0]
 
     def at(phase: str, step: int) -> None:
@@ -270,6 +273,7 @@ class Server:
         request = {
             "script": spec.script,
             "argv": [*target, *spec.options, "--args", json.dumps(spec.args)],
+            "dir": spec.dir,
             "world": spec.world,
             "faults": spec.faults,
             "slow_evaluation_s": spec.slow_evaluation_s,
@@ -326,7 +330,8 @@ class Job:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._file.readline()
-            raise AssertionError(f"the job hung for {limit_s} s:\n{log}")
+            events = "\n".join(json.dumps(event) for event in journal(self.spec.dir)[-20:])
+            raise AssertionError(f"the job hung for {limit_s} s:\n{log}\n{events}")
         codes = json.loads(self._file.readline())
         path = Path(f"{self.spec.dir}.out/result.json")
         result = json.loads(path.read_text()) if path.exists() else None

@@ -467,7 +467,7 @@ def _no_worker_is_left_behind() -> Iterator[None]:
     if multiprocessing.active_children():  # those of a loader that the garbage collector has yet to find
         gc.collect()
     for process in multiprocessing.active_children():
-        process.join(timeout=10)
+        process.join(timeout=60)
     assert multiprocessing.active_children() == []
 
 

@@ -23,7 +23,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("step", [1, 10, 12])
-@pytest.mark.share(3)
+@pytest.mark.share(7)
 def test_resume_is_exact_with(server, tmp_path, shape, step):
     spec = drill.Spec(str(tmp_path / "run"), faults=[{"rank": 0, "step": step, "phase": "backward"}], **SHAPES[shape])
     outcome = server.run(spec)
@@ -55,7 +55,7 @@ def test_a_notice_in_a_long_evaluation_does_not_wait_for_its_end(server, tmp_pat
     job = server.start(drill.Spec(**{**vars(spec), "evaluate_every": 10}))
     outcome = job.wait(25.0)
     assert outcome.codes == [143], outcome.log
-    assert outcome.seconds < 20
+    assert outcome.after_notice_s < 8
     assert assert_whole(spec.dir).step == 10
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import drill
-from checks import assert_whole, uninterrupted
+from checks import assert_whole, last_completed_when_noticed, uninterrupted
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import whole
 
@@ -33,7 +33,7 @@ def test_a_peer_stuck_in_its_forward_pass_does_not_keep_the_run_from_saving(serv
     spec = drill.Spec(str(tmp_path / "run"), store="agent", settings={"grace_period": 6.0}, faults=faults)
     outcome = server.run(spec, 30.0)
     assert outcome.codes == [143, 143], outcome.log
-    assert outcome.seconds < 12
+    assert outcome.after_notice_s < 8
     assert assert_whole(spec.dir).step == 8
     assert server.run(drill.Spec(spec.dir)).digest == uninterrupted(server, spec).digest
 
@@ -67,7 +67,7 @@ def test_a_process_that_cannot_leave_its_optimizer_step_ends_before_the_deadline
     spec = drill.Spec(str(tmp_path / "run"), 1, save_every="4 steps", settings=settings, faults=faults)
     outcome = server.run(spec, 20.0)
     assert outcome.codes == [143], outcome.log
-    assert outcome.seconds < 10
+    assert outcome.after_notice_s < 7
     assert assert_whole(spec.dir).step == 8
 
 
@@ -80,7 +80,7 @@ def test_a_location_that_hangs_is_left_in_time_for_the_fallback(server, tmp_path
     spec = drill.Spec(str(tmp_path / "run"), 1, settings=settings, faults=faults)
     outcome = server.run(spec, 20.0)
     assert outcome.codes == [143], outcome.log
-    assert outcome.seconds < 12
+    assert outcome.after_notice_s < 8
     assert steps_in(spec.dir) == []
     newest = assert_whole(tmp_path / "second")
     resumed = server.run(drill.Spec(spec.dir, 1, settings={"fallback": str(tmp_path / "second")}))
@@ -95,7 +95,7 @@ def test_a_location_that_hangs_without_a_fallback_ends_in_time_and_keeps_what_wa
     spec = drill.Spec(str(tmp_path / "run"), 1, save_every="8 steps", settings=settings, faults=[term, *hang])
     outcome = server.run(spec, 20.0)
     assert outcome.codes == [143], outcome.log
-    assert outcome.seconds < 10
+    assert outcome.after_notice_s < 7
     assert assert_whole(spec.dir).step == 8
 
 
@@ -191,6 +191,7 @@ def test_a_disk_that_was_full_for_a_while_is_used_again(server, tmp_path, small_
 
 @pytest.mark.parametrize("action", ["EIO", "EACCES", "RAISE"])
 @pytest.mark.parametrize(("rank", "phase"), [(0, "save"), (1, "save"), (0, "commit")])
+@pytest.mark.share(4)
 def test_a_periodic_save_that_fails_on_one_rank_keeps_none_waiting(server, tmp_path, rank, phase, action):
     faults = [{"rank": rank, "step": 10, "phase": phase, "action": action}]
     spec = drill.Spec(str(tmp_path / "run"), save_every="5 steps", settings={"keep": 20}, faults=faults)
@@ -208,7 +209,7 @@ def test_a_just_in_time_save_that_fails_on_one_rank_is_carried_out_by_the_other(
     spec = drill.Spec(str(tmp_path / "run"), save_every="5 steps", store="agent", faults=[term, *fails])
     outcome = server.run(spec, 60.0)
     assert outcome.codes == [143, 143], outcome.log
-    assert outcome.seconds < 10
+    assert outcome.after_notice_s < 10
     assert assert_whole(spec.dir).step >= 9
     assert assert_whole(spec.dir).manifest.inexact == ()
     resumed = server.run(drill.Spec(spec.dir))
@@ -223,7 +224,7 @@ def test_where_one_rank_fails_all_go_to_the_fallback(server, tmp_path, rank, pha
     spec = drill.Spec(str(tmp_path / "run"), settings=settings, store="agent", faults=[term, *fails])
     outcome = server.run(spec, 60.0)
     assert outcome.codes == [143, 143], outcome.log
-    assert outcome.seconds < 10
+    assert outcome.after_notice_s < 10
     assert steps_in(spec.dir) == []
     newest = assert_whole(tmp_path / "second")
     resumed = server.run(drill.Spec(spec.dir, settings=settings))
@@ -244,6 +245,7 @@ def test_a_wall_clock_that_jumps_back_changes_nothing(server, tmp_path):
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
+@pytest.mark.share(3)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(server, tmp_path, world, damage):
     spec = drill.Spec(str(tmp_path / "run"), world, epochs=1, save_every="4 steps")
     server.run(spec)
@@ -290,10 +292,10 @@ def test_what_one_rank_cannot_load_no_rank_has_loaded(server, tmp_path):
 
 def test_a_second_run_in_the_same_place_gets_a_clear_error_and_the_first_goes_on(server, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), 1, step_s=0.25)
-    job = server.start(spec)
-    job.wait_for("training")
-    second = drill.Server()
+    second = drill.Server()  # first: it takes longer to start on a busy machine than the training lasts
     try:
+        job = server.start(spec)
+        job.wait_for("training")
         other = second.run(drill.Spec(spec.dir, 1))
     finally:
         second.close()
@@ -340,6 +342,65 @@ def test_saves_by_time_are_of_one_step_on_all_ranks(server, tmp_path):
     assert len(periodic) >= 2
     assert_whole(spec.dir, minimum=3)
     assert outcome.digest == uninterrupted(server, spec).digest
+
+
+def test_saves_by_time_wait_for_a_rank_that_is_behind(server, tmp_path):
+    """The next save comes due while rank 0 is still on its way to the step of the last one, which rank 1 has passed."""
+    behind = [
+        {"rank": 0, "step": 9, "phase": "evaluation", "action": "HANG", "skew_s": 4.0},
+        {"rank": 0, "step": 10, "phase": "after-optimizer", "action": "HANG", "skew_s": 4.0},
+    ]
+    spec = drill.Spec(str(tmp_path / "run"), save_every="2s", evaluate_every=3, faults=behind)
+    outcome = server.run(spec)
+    assert outcome.codes == [0, 0], outcome.log
+    assert 10 in steps_in(spec.dir)
+    assert outcome.digest == uninterrupted(server, spec).digest
+
+
+def test_a_save_by_time_that_one_rank_did_not_hear_of_in_time_is_left_out(server, tmp_path):
+    """It was decided without that rank, which may be further already."""
+    faults = [
+        {"rank": 0, "step": 10, "phase": "after-optimizer", "action": "HANG", "skew_s": 6.0},
+        {"rank": 1, "step": 11, "phase": "forward", "action": "STOP"},
+    ]
+    spec = drill.Spec(str(tmp_path / "run"), save_every="2s", settings={"agree_timeout": 1.0}, faults=faults)
+    job = server.start(spec)
+    job.wait_for("agreement", silent=[1])
+    job.send(signal.SIGCONT, 1)
+    outcome = job.wait()
+    assert outcome.codes == [0, 0], outcome.log
+    assert "rank 1 did not answer" in {event["why"] for event in drill.journal(spec.dir) if event["event"] == "skipped"}
+    assert outcome.digest == uninterrupted(server, spec).digest
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_rank_that_had_to_give_up_a_round_takes_part_again_when_the_store_wakes_up(server, tmp_path, told):
+    """Rank 0, which keeps the store, is stopped in the middle of a round: rank 1 gets no answer."""
+    spec = drill.Spec(
+        str(tmp_path / "run"),
+        epochs=20,
+        save_every="0.5s",
+        settings={"agree_timeout": 1.0},
+        step_s=0.05,
+        faults=[{"rank": 0, "step": 1, "phase": "round", "action": "STOP"}],
+    )
+    job = server.start(spec)
+    job.wait_for("commit")
+    time.sleep(3.0)
+    job.send(signal.SIGCONT, 0)
+    woken = len(drill.journal(spec.dir))
+    until = time.monotonic() + 20
+    while not any(event["event"] == "commit" for event in drill.journal(spec.dir)[woken:]):
+        assert time.monotonic() < until, drill.last_events(spec.dir)
+        time.sleep(0.05)
+    job.send(signal.SIGTERM, told)
+    outcome = job.wait(40.0)
+    assert outcome.codes == [143, 143], outcome.log
+    newest = assert_whole(spec.dir)
+    assert newest.manifest.reason == "jit"
+    assert newest.step >= last_completed_when_noticed(spec.dir)
+    plain = drill.Spec(spec.dir, epochs=20)
+    assert server.run(plain).digest == uninterrupted(server, plain).digest
 
 
 def test_only_so_many_checkpoints_are_kept(server, tmp_path):
@@ -396,8 +457,8 @@ def test_a_step_boundary_opens_no_file_starts_no_thread_and_talks_to_no_store(tm
                 run.step()
                 if index == 1900:
                     after = thread_syscalls()
-                    assert threading.active_count() == threads
-                    assert len(os.listdir("/proc/self/fd")) == files
+                    assert threading.active_count() <= threads
+                    assert len(os.listdir("/proc/self/fd")) <= files
     assert after - before <= 4, f"{after - before} voluntary waits in 1,800 boundaries"
 
 
@@ -419,6 +480,7 @@ def test_progress_is_right_after_a_resume(server, tmp_path):
     at_stop = read_progress(Path(spec.dir, "training_progress.json"))
     assert at_stop["resumedFrom"] is None
     assert at_stop["totalSteps"] == 36
+    assert at_stop["checkpointing"]["checkpointsCreated"] == 1
     job = server.start(drill.Spec(spec.dir, 2, step_s=0.15))
     step = job.wait_for("training", step=at_stop["step"])["step"]
     seen = read_progress(Path(spec.dir, "training_progress.json"))
@@ -429,6 +491,7 @@ def test_progress_is_right_after_a_resume(server, tmp_path):
     end = read_progress(Path(spec.dir, "training_progress.json"))
     assert (end["step"], end["percentComplete"], end["estimatedTimeRemaining"]) == (36, "100.0", "0s")
     assert end["checkpointing"]["latestCheckpoint"] == f"{spec.dir}/checkpoint-36"
+    assert end["checkpointing"]["checkpointsCreated"] == 2, "in all attempts"
 
 
 def test_progress_is_written_every_so_many_steps_where_that_is_asked_for(tmp_path):
@@ -518,6 +581,6 @@ def test_a_location_that_hangs_while_the_end_is_committed_does_not_outlive_the_d
     spec = drill.Spec(str(tmp_path / "run"), 1, save_every="30 steps", settings={"grace_period": 4.0}, faults=faults)
     outcome = server.run(spec, 20.0)
     assert outcome.codes == [143], outcome.log
-    assert outcome.seconds < 10
+    assert outcome.after_notice_s < 6
     assert assert_whole(spec.dir).step == 60
     assert server.run(drill.Spec(spec.dir, 1)).digest == uninterrupted(server, spec).digest

@@ -41,7 +41,7 @@ def check(server, spec: drill.Spec, limit_s: float = 40.0) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 def test_sigterm_loses_no_completed_step_and_resume_is_exact(server, tmp_path, phase, target):
     rank, also, skew_s = TARGETS[target]
     spec = drill.Spec(
@@ -88,6 +88,37 @@ def test_a_notice_after_the_last_step_lets_the_run_end(server, tmp_path):
     assert assert_whole(spec.dir).step == 36
     again = server.run(drill.Spec(spec.dir))
     assert again.codes == [0, 0]
+    assert again.digest == uninterrupted(server, spec).digest
+
+
+@pytest.mark.parametrize("behind_s", [1.0, 0.0], ids=["a-second", "for-ever"])
+def test_a_notice_when_one_rank_is_at_its_end_and_another_is_not(server, tmp_path, behind_s):
+    behind = fault("evaluation", 0, 36, action="HANG", skew_s=behind_s)
+    spec = drill.Spec(
+        str(tmp_path / "run"),
+        evaluate_every=36,
+        isolate_evaluation=True,
+        settings={"grace_period": 20.0 if behind_s else 6.0},
+        faults=[behind, fault("save", 1, 36)],
+    )
+    outcome = server.run(spec)
+    assert outcome.codes == [0, 0] if behind_s else 143 in outcome.codes, outcome.log
+    newest = assert_whole(spec.dir)
+    assert (newest.step, newest.manifest.complete) == (36, bool(behind_s))
+    again = server.run(drill.Spec(**{**vars(spec), "faults": []}))
+    assert again.codes == [0, 0], again.log
+    assert {result["steps"] for result in again.results.values()} == {36}
+    assert again.digest == uninterrupted(server, spec).digest
+
+
+@pytest.mark.parametrize("phase", ["save", "commit"])
+def test_the_rank_that_leads_dies_while_the_end_is_saved(server, tmp_path, phase):
+    spec = drill.Spec(str(tmp_path / "run"), save_every="10 steps", faults=[fault(phase, 0, 36, action="KILL")])
+    outcome = server.run(spec)
+    assert outcome.codes[0] == -signal.SIGKILL
+    assert assert_whole(spec.dir).step == 36, outcome.log
+    again = server.run(drill.Spec(spec.dir))
+    assert again.codes == [0, 0], again.log
     assert again.digest == uninterrupted(server, spec).digest
 
 

@@ -24,6 +24,7 @@ def check(server, spec: drill.Spec, killed: int, step: int) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.share(3)
 def test_sigkill_of_a_rank_of_two_loses_at_most_the_step_in_flight(server, tmp_path, phase, rank):
     faults = [{"rank": rank, "step": 12, "phase": phase, "action": "KILL"}]
     spec = drill.Spec(
@@ -34,7 +35,7 @@ def test_sigkill_of_a_rank_of_two_loses_at_most_the_step_in_flight(server, tmp_p
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
-@pytest.mark.share(2)
+@pytest.mark.share(5)
 def test_sigkill_of_a_rank_of_three(server, tmp_path, phase, rank):
     faults = [{"rank": rank, "step": 9, "phase": phase, "action": "KILL"}]
     check(server, drill.Spec(str(tmp_path / "run"), 3, store="agent", faults=faults), rank, 9)

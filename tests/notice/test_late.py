@@ -60,7 +60,7 @@ def test_a_signal_on_the_way_out_changes_nothing_in_how_the_process_ends(tmp_pat
         time.sleep(0.01)
     time.sleep(0.2)
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(30) == 143
+    assert process.wait(60) == 143
 
 
 def test_a_process_that_goes_on_listens_again(tmp_path):

@@ -144,12 +144,13 @@ def test_a_straggler_of_the_attempt_before_does_not_reach_into_the_next_one() ->
     assert found.rows[1].useful_s == pytest.approx(50)
 
 
-def test_a_pause_is_reported_but_no_part_of_the_total_unless_asked() -> None:
+@pytest.mark.parametrize("outcome", ["preempted", "rescued"])
+def test_a_pause_is_reported_but_no_part_of_the_total_unless_asked(outcome) -> None:
     events = [
         *one_attempt(0, 1, 0, None),
         event(60, "notice", source="file", detail="pause", step=50),
         event(61, "commit", step=50),
-        event(61, "end", step=50, outcome="preempted"),
+        event(61, "end", step=50, outcome=outcome),
         event(62, "paused"),
         event(3662, "resumed"),
         event(3663, "launch"),

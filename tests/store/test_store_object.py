@@ -262,7 +262,7 @@ def test_a_signal_is_handled_while_the_store_does_not_answer(s3_uri: str, monkey
             began = time.monotonic()
             with pytest.raises(Heard):
                 backend.names()
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 15.0
         finally:
             signal.signal(signal.SIGUSR1, before)
 
@@ -320,4 +320,4 @@ print(time.time(), flush=True)
         )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    assert time.time() - float(result.stdout) < 3.0
+    assert time.time() - float(result.stdout) < 15.0

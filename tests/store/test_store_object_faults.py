@@ -64,7 +64,7 @@ def test_a_store_that_does_not_serve_is_an_error_in_time(
     for operation, (seconds, error) in outcomes.items():
         assert isinstance(error, StoreUnavailableError), (operation, error)
         # A large file is written in several calls, and then aborted.
-        assert seconds < TIMEOUT_S * (2.0 if operation == "write a large file" else 1.0) + 0.75, operation
+        assert seconds < TIMEOUT_S * (2.0 if operation == "write a large file" else 1.0) + 5.0, operation
         assert s3_uri in str(error)
         assert proxy.endpoint in str(error)
         assert ("503" in str(error)) == (fault == UNAVAILABLE), (operation, error)
@@ -75,7 +75,7 @@ def test_a_port_where_nobody_listens_is_an_error_at_once(s3_uri: str, monkeypatc
     began = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="refused"):
         ObjectBackend(s3_uri).names()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 15.0
 
 
 def test_a_store_that_fails_twice_is_asked_again(s3_env: str, s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_store_that_dies_during_an_upload_leaves_nothing_visible(
         began = time.monotonic()
         with pytest.raises(StoreUnavailableError):
             save_checkpoint(backend, 2, {"model": sample(2, 40 << 20)})
-        assert time.monotonic() - began < 5.0 + 5.0 + 2.0
+        assert time.monotonic() - began < 5.0 + 5.0 + 5.0
         assert died
     assert [checkpoint.step for checkpoint in whole([direct])] == [1]
     assert "model" not in direct.sizes("checkpoint-2")

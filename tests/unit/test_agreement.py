@@ -113,7 +113,7 @@ def test_a_board_whose_keeper_dies_says_so_to_who_waits():
     import gc
 
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     if thread.is_alive():
         pytest.skip("this torch keeps the server alive in the process that waits")
     assert failed
@@ -135,7 +135,7 @@ def test_a_board_whose_keeper_hangs_is_lost_and_comes_back_with_it():
             began = time.monotonic()
             with pytest.raises(BoardLostError, match="answer"):
                 question()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 15
         keeper.send_signal(signal.SIGCONT)
         until = time.monotonic() + 20
         while time.monotonic() < until:

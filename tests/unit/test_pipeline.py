@@ -121,7 +121,7 @@ def test_no_sink_is_left_open_after_an_error(kind, fails_at):
         write_all()
     writer.abort()
     for thread in writer._threads:
-        thread.join(10.0)
+        thread.join(60.0)
     assert [sink.ends for sink in sinks[:1]] == [["finished"]]
     assert [sink.ends for sink in sinks[1:]] == [["aborted"]] * (len(sinks) - 1)
     with pytest.raises(OSError, match="broken"):
@@ -141,7 +141,7 @@ def test_an_image_that_raises_lets_go_of_its_sink():
         writer.write(Broken("model", bytes(100), 50), lambda path, size: sink)
     writer.abort()
     for thread in writer._threads:
-        thread.join(10.0)
+        thread.join(60.0)
     assert sink.ends == ["aborted"]
 
 
@@ -154,6 +154,6 @@ def test_buffers_are_aligned_and_come_back():
     pool.give_back(memoryview(bytearray(5)))  # not one of its own
     again = threading.Thread(target=lambda: [pool.take() for _ in range(IN_FLIGHT)], daemon=True)
     again.start()
-    again.join(5.0)
+    again.join(60.0)
     assert not again.is_alive()
     assert pool._free.empty()

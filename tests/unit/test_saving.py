@@ -151,9 +151,9 @@ def test_a_rescue_does_not_wait_for_the_part_of_a_rank_of_another_machine_that_w
     saver = Saver(backends=[backend], rank=0, world=2, run="run", attempt=1, token="t", keep=2, journal=journal)
     silent: list[int] = []
     saver.gone = lambda: silent
-    threading.Timer(0.3, silent.append, [1]).start()
     files = Files(own=lambda: [BytesImage("rank-0", b"x")], shared=lambda: [BytesImage("model", b"y")])
     began = time.monotonic()
+    threading.Timer(0.3, silent.append, [1]).start()
     manifest = saver.write(Save(step=7, reason="rescue", claimed=True, deadline=Deadline.after(20)), files, 2)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 15
     assert manifest.inexact == ("the random state and data position of rank 1 are lost",)
