@@ -9,6 +9,7 @@ that is set, else from the default. Everything is parsed once, at start; a wrong
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -160,6 +161,20 @@ def _http_url(value: Any) -> str:
     if scheme not in ("http", "https") or not rest.strip("/") or "@" in rest.split("/")[0]:
         raise ValueError("an address such as https://host:port/path, without credentials")
     return text
+
+
+def _trainer_arguments(value: Any) -> dict[str, Any]:
+    kinds: dict[str, type] = {"output_dir": str, "save_strategy": str, "save_steps": int, "save_total_limit": int}
+    accepted = f"a JSON object with some of {', '.join(kinds)}"
+    try:
+        given = json.loads(value) if isinstance(value, str) else dict(value)
+    except (ValueError, TypeError, RecursionError):
+        given = None
+    if not isinstance(given, dict) or not all(
+        name in kinds and isinstance(item, kinds[name]) and item is not True for name, item in given.items()
+    ):
+        raise ValueError(accepted)
+    return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +332,7 @@ class Settings:
         meaning="Where rank 0 writes the progress file.",
         shown_default="`training_progress.json` beside the checkpoints",
     )
+    progress: bool = _setting(True, parse_bool, "HOLDFAST_PROGRESS", meaning="`0`: no progress is told to anybody.")
     termination_log: str | None = _setting(
         None,
         _text,
@@ -367,6 +383,21 @@ class Settings:
         parse_bool,
         "HOLDFAST_TAKEOVER",
         meaning="Take an object-store location over from a run that is known to be gone, before its lease ends.",
+    )
+    final_model: bool = _setting(
+        False,
+        parse_bool,
+        "HOLDFAST_FINAL_MODEL",
+        meaning="At the end of a run of `transformers.Trainer`, the model in `final/` beside the checkpoints, ready "
+        "for `from_pretrained`: adapters of PEFT are merged.",
+    )
+    trainer_arguments: dict[str, Any] | None = _setting(
+        None,
+        _trainer_arguments,
+        "HOLDFAST_TRAINER_ARGUMENTS",
+        meaning="A JSON object: `output_dir`, `save_strategy`, `save_steps` and `save_total_limit` that a platform "
+        "sets over those of a script's `TrainingArguments`.",
+        shown_default="none",
     )
     rescue: bool = _setting(
         True,

@@ -18,6 +18,7 @@ deadline.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import logging
 import os
@@ -28,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from holdfast.agree import Agreement, BoardLostError, Call, Decision
+from holdfast.agree import Agreement, BoardLostError, BoardSilentError, Call, Decision
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.config import Every, Settings
 from holdfast.errors import Preempted, StoreError
@@ -45,6 +46,8 @@ CRASHED = 1
 _REST_WAIT_S = 0.5
 """How long a training thread that rests at the agreed step may take to come by: from there it leaves more cleanly."""
 
+_LISTEN_AGAIN_S = 0.2
+"""Between two looks at a board that does not answer."""
 
 _BURIAL_S = 0.05
 """From the end of a process's connections, which its peers see, to the end of the process."""
@@ -195,7 +198,6 @@ class Engine:
                 return
             grace_s = self.settings.grace_period if notice.grace_s is None else notice.grace_s
             kill_wait_s = min(self.settings.kill_wait, max(0.0, grace_s - self._needed_s()))
-            ending = self.state is State.FINISHING
             self._begin_stop(notice.source, notice.detail, notice.at, grace_s, kill_wait_s)
         self.journal.record(
             "notice",
@@ -206,8 +208,7 @@ class Engine:
             step=self.training.last_boundary(),
             dead=self._dead_peers(),
         )
-        if not ending:
-            self._call_stop()
+        self._call_stop()
 
     def _begin_stop(
         self, source: str, detail: str, at: float, grace_s: float, kill_wait_s: float, *, crash: bool = False
@@ -229,11 +230,11 @@ class Engine:
     def _call_stop(self) -> None:
         stop = self._stop
         assert stop is not None
-        waited = self.clock.monotonic() - stop.began
-        self._call("stop", stop.source, stop.detail, max(0.0, stop.kill_wait_s - waited), stop.deadline.remaining_s())
+        kill_wait_s = max(0.0, stop.kill_wait_s - (self.clock.monotonic() - stop.began))
+        agreement, grace_s = self.agreement, stop.deadline.remaining_s()
+        self._call(Call(agreement.round, "stop", agreement.rank, stop.source, stop.detail, kill_wait_s, grace_s))
 
-    def _call(self, kind: str, source: str, detail: str, kill_wait_s: float, grace_s: float) -> None:
-        call = Call(self.agreement.round, kind, self.agreement.rank, source, detail, kill_wait_s, grace_s)  # type: ignore[arg-type]
+    def _call(self, call: Call) -> None:
         try:
             self.agreement.call(call)
         except BoardLostError:
@@ -243,8 +244,16 @@ class Engine:
         """The one thread that is blocked until a round is called."""
         try:
             while not self._left:
-                call = self.agreement.wait_for_call()
-                self._take_part(call)
+                try:
+                    call = self.agreement.wait_for_call()
+                    self.board_lost = False
+                    self._take_part(call)
+                except BoardSilentError:
+                    self._on_board_lost()
+                    if self._stop is not None:
+                        return
+                    time.sleep(_LISTEN_AGAIN_S)  # it may wake up: the rounds of the meantime are then caught up with
+                    continue
                 if call.kind == "stop":
                     return
                 if self._stop is not None:
@@ -273,7 +282,7 @@ class Engine:
             # boundary that did not see the request has already set the step in flight that soonest() reports.
             self.next_stop = 0
             soonest = self.training.soonest()
-        self._carry_out(call, self.agreement.decide(soonest, broken=self._broken, dead=self._dead_peers))
+        self._carry_out(call, self.agreement.decide(soonest, broken=self._broken, dead=self._dead_peers), soonest)
 
     def _dead_peers(self) -> list[int]:
         return self.saver.dead_peers() if self.saver is not None else []
@@ -283,7 +292,7 @@ class Engine:
         with self._changed:
             self._changed.wait_for(lambda: self._broken or self.state in (State.SAVING, State.LEFT), seconds)
 
-    def _carry_out(self, call: Call, decision: Decision) -> None:
+    def _carry_out(self, call: Call, decision: Decision, soonest: int) -> None:
         self.journal.record(
             "agreement",
             kind=call.kind,
@@ -292,20 +301,24 @@ class Engine:
             silent=list(decision.silent),
             seconds=round(decision.seconds, 4),
         )
+        # Decided without a rank that may be further already, it would be two saves of which each lacks a part.
+        agreed = not decision.rescue and soonest <= decision.step
         with self._changed:
             # In one go: a boundary that waits must find either the open round or its outcome.
             self._round_open = False
             if call.kind == "save":
-                self._save_at = decision.step
-                self._changed.notify_all()
-                return
-            self._decision = decision
-            if self.state is State.AGREEING:
-                self.state = State.STOPPING
+                self._save_at = decision.step if agreed else None
+            else:
+                self._decision = decision
+                if self.state is State.AGREEING:
+                    self.state = State.STOPPING
             self._changed.notify_all()
-            if self._broken:
+            if self._broken and call.kind == "stop":
                 return  # the training thread saves
-        if decision.rescue:
+        if call.kind == "save":
+            if not agreed:
+                self._leave_out(decision)
+        elif decision.rescue:
             reason = f"ranks {list(decision.silent)} are silent" if decision.silent else "a rank cannot go on"
             log.warning("%s: each survivor saves what it has", reason)
             self._save_where_it_stands(wait_for_training_s=0.0)
@@ -314,6 +327,14 @@ class Engine:
             rests = getattr(self.training, "rests_at", None)
             waits = rests is None or not rests(decision.step)
             self._save_where_it_stands(wait_for_training_s=None if waits else _REST_WAIT_S)
+
+    def _leave_out(self, decision: Decision) -> None:
+        """A save by time that not all ranks can make."""
+        why = f"rank {decision.silent[0]} did not answer" if decision.silent else "a rank had passed that step"
+        self.journal.record("skipped", step=decision.step, why=why)
+        if not decision.rescue and self.saver is not None:
+            # This rank had given the round up, and the others wait for its part.
+            self.saver.decline(Save(step=decision.step, reason="periodic"), why)
 
     def _on_board_lost(self) -> None:
         """The process that kept the board is gone. Training may be ending everywhere, or a peer has died."""
@@ -383,13 +404,12 @@ class Engine:
                 # Another thread saves the state as it stands, and then ends the process.
                 self._changed.wait()
             decision = self._decision
-            save_now = self._save_at is not None and step >= self._save_at
+            asked = self._save_at
         if decision is not None and (decision.rescue or step >= decision.step):
             self._save_and_leave("rescue" if decision.rescue else "jit", at_boundary=True)
             raise Preempted(self.exit_code, step, self._stop.detail if self._stop else "")
-        if save_now:
-            self._save_at = None
-            self._save_periodic(step)
+        if asked is not None and step >= asked:
+            self._save_periodic(step, asked=asked)
         if self._unprepared and step > self._last_save_step:
             self._unprepared = False
             self.training.prepare()
@@ -412,48 +432,64 @@ class Engine:
         """Set when the training thread is to come back, and the clock for saves by time."""
         every = self.settings.save_every
         with self._changed:
-            busy = self._round_open or self._stop is not None or self._save_at is not None
-            if busy or self._unprepared:
+            if self._called() or self._stop is not None or self._unprepared:
                 self.next_stop = 0
             elif every.steps and self.saver is not None:
                 self.next_stop = self._last_save_step + every.steps
             else:
                 self.next_stop = NEVER
-        if every.seconds and self._due is None and self.agreement.rank == 0 and self.saver is not None:
-            self._due = threading.Timer(every.seconds, self._on_due)
-            self._due.daemon = True
-            self._due.start()
+            mine = self.agreement.rank == 0 and self.saver is not None
+            if every.seconds and mine and self._due is None and not self._called():
+                self._due = threading.Timer(every.seconds, self._on_due)
+                self._due.daemon = True
+                self._due.start()
+
+    def _called(self) -> bool:
+        """Whether a save by time was called that this rank has not begun."""
+        return self._round_open or self._save_at is not None
 
     def _on_due(self) -> None:
         """A save by time is due. Rank 0 calls a round, so that all ranks save the same step."""
-        self._due = None
-        writing = self._writer is not None and self._writer.is_alive()
-        if self._left or self._stop is not None:
-            return
-        if writing:
+        with self._changed:
+            self._due = None
+            if self._left or self._stop is not None or self._called():
+                # A second step would take the place of the first, which other ranks may have passed and saved: each
+                # would wait for the other's part. When this rank has come to that step the clock is set again.
+                return
+            call = Call(self.agreement.round, "save", 0, "clock", str(self.settings.save_every))
+        if self._writer is not None and self._writer.is_alive():
             # The stated rule: a save by time that comes due while one is being written is skipped.
             self.journal.record(
                 "skipped", step=self.training.last_boundary(), why="the last save is still being written"
             )
             self._schedule()
             return
-        self._call("save", "clock", str(self.settings.save_every), 0.0, 0.0)
+        self._call(call)
 
     def save(self, step: int) -> None:
         """The framework asks for a periodic save of its own. All ranks ask at the same point of the same step."""
         self._save_periodic(step)
         self._schedule()
 
-    def _save_periodic(self, step: int, *, end: bool = False) -> None:
-        """Copy the state out of the way, and write it behind training's back. ``end``: the run may be complete here."""
-        if self.saver is None:
-            return
+    def _save_periodic(self, step: int, *, asked: int | None = None, end: bool = False) -> None:
+        """Copy the state out of the way, and write it behind training's back.
+
+        ``asked``: the step that was to be saved, where several may lie between two boundaries. ``end``: the run may be
+        complete here.
+        """
+        if self.saver is not None:
+            self._stage(self.saver, step, step if asked is None else asked, end=end)
+        with self._changed:
+            if self._save_at is not None and self._save_at <= step:
+                self._save_at = None
+
+    def _stage(self, saver: Saver, step: int, asked: int, *, end: bool) -> None:
         began = time.monotonic()
         # The stated rule: a save that comes due by steps or epochs while one is being written waits for it, since all
         # ranks must take the same decision without asking each other.
         self.wait_for_writer()
-        committed = self.saver.committed
-        if step == 0 or (committed is not None and committed.step >= step):
+        committed = saver.committed
+        if step == 0 or (committed is not None and committed.step >= asked):
             return  # a round by time can come to a step that is saved already, or before the first one
         waited = time.monotonic() - began
         reason = "final" if end else "periodic"
@@ -613,7 +649,14 @@ class Engine:
         assert self.saver is not None
         if again:
             return self.saver.complete(save)
-        return self.saver.write(save, self.training.files(live=True, at_boundary=True), self.training.size())
+        files, size = self.training.files(live=True, at_boundary=True), self.training.size()
+        try:
+            return self.saver.write(save, files, size)
+        except StoreError:
+            if not (self.saver.replicated and self._dead_peers()):
+                raise
+            log.warning("ranks %s died while the end was saved: a survivor saves it", self._dead_peers())
+            return self.saver.write(dataclasses.replace(save, claimed=True), files, size)
 
 
 def _leave_now(code: int) -> None:

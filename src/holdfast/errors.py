@@ -12,6 +12,7 @@
     │   ├── CheckpointExistsError (FileExistsError) a checkpoint of that name is there already
     │   ├── CheckpointNotFoundError (FileNotFoundError)
     │   └── CheckpointCorruptError (ValueError)     bytes differ from the manifest: use an older checkpoint
+    ├── JobNotFoundError       (LookupError)        there is no job of that name
     └── AgreementError         (TimeoutError)       the ranks could not agree in time
 
     Preempted (SystemExit)     the run was saved and the process leaves; not an error
@@ -64,6 +65,10 @@ class CheckpointNotFoundError(StoreError, FileNotFoundError):
 
 class CheckpointCorruptError(StoreError, ValueError):
     """A checkpoint's bytes are not those that its manifest names."""
+
+
+class JobNotFoundError(HoldfastError, LookupError):
+    """There is no job of that name, on this machine or in the cluster."""
 
 
 class AgreementError(HoldfastError, TimeoutError):

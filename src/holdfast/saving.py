@@ -22,7 +22,6 @@ import dataclasses
 import json
 import logging
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from typing import Any, Protocol
 from holdfast.agree import Board
 from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
+from holdfast.patience import OverdueError, within
 from holdfast.store.base import Backend, Owner
 from holdfast.store.checkpoints import Checkpoint, open_checkpoint, retain
 from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name
@@ -119,23 +119,10 @@ def _in_turn(parts: Sequence[Part]) -> Iterator[Image | Adopted]:
 
 
 def _bounded(action: Callable[[], Manifest], limit: Deadline) -> Manifest:
-    """Do it on another thread, and stop waiting when the time is up: an unreachable file system hangs any call."""
-    outcome: list[Manifest | BaseException] = []
-
-    def run() -> None:
-        try:
-            outcome.append(action())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="holdfast-write", daemon=True)
-    thread.start()
-    thread.join(limit.remaining_s())
-    if not outcome:
-        raise StoreUnavailableError("the location did not answer in time")
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    try:
+        return within(limit.remaining_s(), action, "holdfast-write")
+    except OverdueError:
+        raise StoreUnavailableError("the location did not answer in time") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +222,11 @@ class Saver:
                 )
                 log.warning("could not save step %d to %s: %s", save.step, backend.uri, error)
         raise StoreError(f"step {save.step} could not be saved anywhere; last error: {last}") from last
+
+    def decline(self, save: Save, why: str) -> None:
+        """Tell the others that this rank takes no part in a periodic save."""
+        for attempt in self._attempts(save, 0):
+            attempt.tell_failure(self.rank, StoreError(why))
 
     def complete(self, save: Save) -> Manifest:
         """Say of the checkpoint that is committed already that the run ends there."""

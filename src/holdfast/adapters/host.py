@@ -17,13 +17,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.adapters.session import Load, Place, Session, announce, open_session, resume
+from holdfast.adapters.session import Load, Place, Session, announce, open_session, resume, withdraw
 from holdfast.adapters.surroundings import surroundings
 from holdfast.agree import Agreement, BoundedBoard
 from holdfast.config import Settings
 from holdfast.engine import Engine, Training
+from holdfast.home import JOURNAL
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
-from holdfast.progress import Checkpointing, Progress, ProgressFile
+from holdfast.progress import Checkpointing, Progress, ProgressFile, read_journal
 from holdfast.reporting import Reporter
 from holdfast.saving import Saver
 from holdfast.store import Backend
@@ -38,8 +39,11 @@ log = logging.getLogger("holdfast")
 class Host:
     """The framework-free part of an adapter."""
 
-    def __init__(self, settings: Settings, place: Place) -> None:
-        """Take the location; all ranks call this together."""
+    def __init__(self, settings: Settings, place: Place, *, announced: bool = True) -> None:
+        """Take the location; all ranks call this together.
+
+        ``announced``: it is certain that the training is here. Otherwise :meth:`announce` comes later, or never.
+        """
         self.settings = settings
         self.session: Session = open_session(settings, place)
         self.checkpoint: Checkpoint | None = None
@@ -48,8 +52,10 @@ class Host:
         self._engine: Engine | None = None
         self._reporter: Reporter | None = None
         self._pusher: Pusher | None = None
-        if self.rank == 0:
-            announce(self.session)
+        self._created_before = 0
+        self._announced = False
+        if announced:
+            self.announce()
 
     @property
     def rank(self) -> int:
@@ -63,6 +69,12 @@ class Host:
     @property
     def resumed_from(self) -> str | None:
         return self.checkpoint.name if self.checkpoint is not None else None
+
+    def announce(self) -> None:
+        """Say that the training is here."""
+        if self.rank == 0 and not self._announced:
+            announce(self.session)
+        self._announced = True
 
     def box_path(self) -> str | None:
         """Where this rank's black box lies; None where nothing is kept for survivors."""
@@ -104,6 +116,7 @@ class Host:
             )
             if self.checkpoint is not None:
                 self.saver.go_on_from(self.checkpoint)
+                self._created_before = self._commits_before()
         around = surroundings()
         late.withdraw(settings.signals)
         signals = SignalSource(settings.signals)
@@ -123,13 +136,8 @@ class Host:
         )
         if self.rank == 0:
             self._tell_start(training.last_boundary())
-            self._pusher = _pusher(settings)
             self._reporter = Reporter(
-                ProgressFile(
-                    session.progress_file,
-                    last_words=settings.termination_log,
-                    tell=self._pusher.push if self._pusher is not None else None,
-                ),
+                self._progress_file() if settings.progress else None,
                 look,
                 signals,
                 lambda other: session.journal.record("handler_replaced", by=other),
@@ -141,6 +149,15 @@ class Host:
             self._reporter.start()
             self._reporter.poke()
         return self._engine
+
+    def _progress_file(self) -> ProgressFile:
+        settings = self.session.settings
+        self._pusher = _pusher(settings)
+        return ProgressFile(
+            self.session.progress_file,
+            last_words=settings.termination_log,
+            tell=self._pusher.push if self._pusher is not None else None,
+        )
 
     def _tell_start(self, step: int) -> None:
         checkpoint = self.checkpoint
@@ -177,9 +194,17 @@ class Host:
         return Checkpointing(
             enabled=self.settings.checkpointing,
             latest_checkpoint=latest,
-            checkpoints_created=saver.created if saver is not None else None,
+            checkpoints_created=self._created_before + saver.created if saver is not None else None,
             latest_checkpoint_time=saver.committed_wall if saver is not None else None,
         )
+
+    def _commits_before(self) -> int:
+        """Checkpoints that earlier attempts of this run have made. The journal of a run in an object store stays on the
+        machine that wrote it: on another one, the checkpoint that this attempt goes on from is all that is known of."""
+        session = self.session
+        events = read_journal(os.path.join(session.home, JOURNAL)) if self.rank == 0 else ()
+        mine = (event for event in events if event.get("run") == session.run and event["attempt"] < session.attempt)
+        return max(1, sum(1 for event in mine if event["event"] == "commit"))
 
     def close(self) -> None:
         """Let go of everything: handlers, threads, the location."""
@@ -191,6 +216,8 @@ class Host:
             self._reporter.stop()
         if self._pusher is not None:
             self._pusher.close()
+        if not self._announced and self.rank == 0:
+            withdraw(self.session)
         for backend in self.session.backends:
             backend.close()
         self.session.journal.close()

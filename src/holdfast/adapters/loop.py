@@ -162,7 +162,8 @@ class Loop:
     # ------------------------------------------------------------------ asked by the engine, from any thread
 
     def soonest(self) -> int:
-        return self.step if self.pending or self.over else self.step + 1
+        # At its end a rank stops nowhere any more: the others come to theirs too, or all would save different places.
+        return self.step if self.pending and not self.over else self.step + 1
 
     def last_boundary(self) -> int:
         return self.step
@@ -190,6 +191,7 @@ class Loop:
 
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         step = self.step
+        objects_now = at_boundary or self._rests()
         record = None if at_boundary else _record_of(self.box.records(), step)
         tree = self._own_tree(record)
         inexact: list[str] = []
@@ -200,7 +202,7 @@ class Loop:
         def shared() -> list[Any]:
             run = self._run_tree(step, tree)
             buffers = self._buffers_at(step, at_boundary, inexact)
-            images = self.objects.shared_images(run, buffers, at_boundary=at_boundary)
+            images = self.objects.shared_images(run, buffers, at_boundary=objects_now)
             self._size = total_bytes(images)
             return images
 
@@ -217,6 +219,11 @@ class Loop:
         comparison = Comparison(shared(), self._committed(), self._memory, self._stage)
         shared_staged = comparison.parts()
         return Files(own=lambda: own_staged, shared=lambda: shared_staged, settle=comparison.settle)
+
+    def _rests(self) -> bool:
+        """Whether the objects are those of the last step, and what was kept of them at a boundary those of the one
+        before: in an evaluation, say."""
+        return self.pending
 
     def _committed(self) -> Manifest | None:
         return self.saver.committed if self.saver is not None else None

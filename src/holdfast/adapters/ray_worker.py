@@ -45,6 +45,9 @@ log = logging.getLogger("holdfast")
 _PATIENCE_S = 4.0
 """Ray gives a worker five seconds between the word that it will be stopped and the kill."""
 
+_FAILING_S = 2.0
+"""A step that was told to give up does so within this time."""
+
 
 class WorkerStoppedError(HoldfastError):
     """Ray ends the worker while it trains."""
@@ -86,6 +89,9 @@ class Worker:
         self.settings = Settings.load()
         self.follower = self._make_follower()
         self._signals = SignalSource(self.settings.signals)
+        self._endings: list[Callable[[], None]] = []
+        """Of trainings that go on listening when their function has returned. Ray's kill of this process, which comes
+        then, is no notice to them, and runs nothing that is registered for its exit."""
         self._leaving = threading.Event()
         self._over = threading.Event()
 
@@ -125,6 +131,7 @@ class Worker:
                 sources=self._sources,
                 leave=lambda code: self._leave(),
                 started=self._started,
+                at_exit=self._endings.append,
                 replayed=reporting.settle,
             )
         )
@@ -165,7 +172,7 @@ class Worker:
         """Another worker died, say, or the user stops the job: what is complete is saved all the same."""
         error = WorkerStoppedError("Ray Train stops this worker")
         for engine in self.engines:
-            threading.Thread(target=engine.crashed, args=(error,), name="holdfast-last", daemon=True).start()
+            threading.Thread(target=_save_last, args=(engine, error), name="holdfast-last", daemon=True).start()
         until = time.monotonic() + _PATIENCE_S
         while time.monotonic() < until and any(engine.state is not State.LEFT for engine in self.engines):
             time.sleep(0.05)
@@ -197,6 +204,8 @@ class Worker:
 
     def _finish(self) -> None:
         try:
+            for end in self._endings:
+                end()
             if self.follower is not None:
                 self.follower.finish()
         except StoreError as error:
@@ -241,3 +250,15 @@ class Worker:
     def _told(self) -> int | None:
         info = self.context.preemption_context.preemption_info
         return None if info is None or self._leaving.is_set() else info.deadline_ms or 0
+
+
+def _save_last(engine: Engine, error: BaseException) -> None:
+    """Save what is complete. A step that waits for a worker that is gone has to fail first."""
+    give_up = getattr(engine.training, "give_up_step", None)
+    if give_up is not None and give_up():
+        until = time.monotonic() + _FAILING_S
+        while time.monotonic() < until and getattr(engine.training, "in_step", False):
+            time.sleep(0.02)
+        if not getattr(engine.training, "in_step", False):
+            return  # the training thread was thrown out, and saves
+    engine.crashed(error)

@@ -219,7 +219,7 @@ class Follower(Events):
             return
         self._place_now = self._place()
         try:
-            self.host = Host(self.settings, self._place_now)
+            self.host = Host(self.settings, self._place_now, announced=False)
             if self.host.resume(self._load) is None:
                 self._replay = None  # this rank could load it, another could not
         except HoldfastError as error:
@@ -248,6 +248,7 @@ class Follower(Events):
         self._hooks.forget_first_call()
         host, place = self.host, self._place_now
         assert host is not None
+        host.announce()
         box = BlackBox(host.box_path(), host.rank)
         seen = Seen(f"{box.path}.seen" if box.path is not None and place.world > 1 else None)
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)

@@ -264,6 +264,9 @@ class Followed(Loop):
         self.lost = files.inexact if isinstance(files.inexact, list) else []
         return files
 
+    def _rests(self) -> bool:
+        return False  # what comes after the last point runs again
+
     def _variables_now(self) -> dict[str, Any]:
         if not self._exact and self._variables is not None:
             return content_of(self._variables)

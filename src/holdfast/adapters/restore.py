@@ -93,6 +93,9 @@ def restore(contents: Contents, objects: Objects) -> tuple[dict[str, Any], dict[
         )
     if mine is None:
         mine = _adapted(checkpoint, run, rank, world)
+    elif mine["epoch"] != run["epoch"]:
+        # Time was up when some ranks were at their end already: all go on where the first one was.
+        mine["positions"] = _adapted(checkpoint, run, rank, world)["positions"]
     return run, mine
 
 
@@ -106,7 +109,8 @@ def _adapted(checkpoint: Checkpoint, run: dict[str, Any], rank: int, world: int)
         delivered = position["delivered"] * checkpoint.manifest.world_size // world
         if "skip" in position:
             position["skip"] = max(0, position["skip"] + delivered - position["delivered"])
-        mine["positions"][name] = {**position, "delivered": delivered, "total": None, "workers": []}
+        total = position.get("total") if checkpoint.manifest.world_size == world else None
+        mine["positions"][name] = {**position, "delivered": delivered, "total": total, "workers": []}
     mine["random"] = first["random"]
     return mine
 

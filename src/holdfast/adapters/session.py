@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from holdfast.progress import Journal, read_journal
 from holdfast.store import Backend, Owner, open_backend
 from holdfast.store.base import process_start
 from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, whole
-from holdfast.store.local import LocalBackend, write_durable
+from holdfast.store.local import LOCK, LocalBackend, write_durable
 
 log = logging.getLogger("holdfast")
 
@@ -58,6 +59,8 @@ class Session:
     peers: dict[int, Owner]
     journal: Journal
     process_started: float
+    made: tuple[str, ...]
+    """Folders that were not there before, the innermost first; on rank 0."""
 
     @property
     def box_folder(self) -> str:
@@ -106,6 +109,7 @@ def open_session(settings: Settings, place: Place) -> Session:
         peers=peers,
         journal=journal,
         process_started=_process_started(),
+        made=tuple(identity["made"]) if rank == 0 else (),
     )
 
 
@@ -127,6 +131,10 @@ def _wait(board: Board, key: str) -> bytes:
 
 def _take(settings: Settings, location: str, home: str, backends: Sequence[Backend]) -> dict[str, Any]:
     """On rank 0: become the one run that writes here; returns the attempt's identity."""
+    made, path = [], os.path.abspath(home)
+    while not os.path.isdir(path):
+        made.append(path)
+        path = os.path.dirname(path)
     os.makedirs(home, exist_ok=True)
     last = _read_json(os.path.join(home, ATTEMPT))
     name = os.path.basename(location.rstrip("/")) or "run"
@@ -138,7 +146,7 @@ def _take(settings: Settings, location: str, home: str, backends: Sequence[Backe
             if backend is backends[0] and len(backends) == 1:
                 raise
             log.warning("%s cannot be reached, going on without it: %s", backend.uri, error)
-    return {"run": run, "attempt": int(last.get("attempt", 0)) + 1, "token": secrets.token_hex(8)}
+    return {"run": run, "attempt": int(last.get("attempt", 0)) + 1, "token": secrets.token_hex(8), "made": made}
 
 
 def _read_json(path: str) -> dict[str, Any]:
@@ -180,6 +188,16 @@ def announce(session: Session) -> None:
     write_durable(path, json.dumps(content, indent=1).encode())
     if launcher := os.environ.get("HOLDFAST_ANNOUNCE"):  # holdfast run wants to know where its script saves
         write_durable(launcher, session.home.encode())
+
+
+def withdraw(session: Session) -> None:
+    """On rank 0, in place of :func:`announce`: nothing trains here after all, and nothing tells of it."""
+    with contextlib.suppress(OSError):  # somebody else uses it, or has taken it away
+        if session.made and set(os.listdir(session.home)) <= {LOCK}:
+            with contextlib.suppress(FileNotFoundError):  # the lock of an object store is elsewhere
+                os.unlink(os.path.join(session.home, LOCK))  # still held: whoever waits for it makes another
+            for made in session.made:
+                os.rmdir(made)
 
 
 def _tell_death(session: Session, boxes: str, attempt: dict[str, Any]) -> None:

@@ -24,6 +24,9 @@ class Surroundings:
     """How this process is ended, with an exit code, where its training thread is stuck; None: at once."""
     started: Callable[[Engine], None] = lambda engine: None
     """Told of every training that begins in this process."""
+    at_exit: Callable[[Callable[[], None]], object] | None = None
+    """Takes what a training that outlives its function does when nothing trains here any more; None: the process ends
+    then, and it is done at its exit."""
     replayed: Callable[[], None] = lambda: None
     """Told when a loop that was replayed is where it was saved: all ranks are then at their points of one step."""
 

@@ -8,21 +8,25 @@ else is set on the Trainer in question, for the time that it trains.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from _holdfast_startup import ENABLED, switch
 from holdfast.adapters.claim import claim
+from holdfast.config import Settings
 from holdfast.store.base import SENTINEL
 
 log = logging.getLogger("holdfast")
 
 _MARK = "_holdfast"
+_ARGUMENTS = "HOLDFAST_TRAINER_ARGUMENTS"
 
 
 def install(module: ModuleType) -> None:
@@ -59,6 +63,7 @@ def install(module: ModuleType) -> None:
 
     setattr(train, _MARK, True)
     trainer.train = train
+    _take_arguments(trainer)
     _take_over_handler()
     _skip_unfinished(importlib.import_module("transformers.trainer_utils"))
 
@@ -87,6 +92,41 @@ def _cannot(trainer: Any, trial: Any) -> str | None:
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         return "its model was sharded while it was loaded, and the Trainer cannot resume such a model"
     return None
+
+
+# ---------------------------------------------------------------------- HOLDFAST_TRAINER_ARGUMENTS
+
+
+def _take_arguments(kind: Any) -> None:
+    """What a platform sets over the script's ``TrainingArguments`` is there before the Trainer looks at them."""
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
+        given = Settings.load().trainer_arguments if os.environ.get(_ARGUMENTS) and switch(ENABLED) else None
+        if given:
+            args = _changed(args, given)
+        original(self, model, args, *more, **named)
+
+    kind.__init__ = __init__
+
+
+def _changed(args: Any, given: Mapping[str, Any]) -> Any:
+    """A copy of the arguments with those values, as ``TrainingArguments`` itself would hold them."""
+    if args is None:
+        args = importlib.import_module("transformers").TrainingArguments(
+            output_dir=given.get("output_dir", "tmp_trainer")
+        )
+    args = copy.copy(args)
+    strategy = given.get("save_strategy", args.save_strategy)
+    if "save_strategy" in given and args.load_best_model_at_end and strategy != args.save_strategy:
+        log.warning(
+            "the script's save_strategy stays %s: load_best_model_at_end depends on it", args.save_strategy.value
+        )
+        given = {name: value for name, value in given.items() if name not in ("save_strategy", "save_steps")}
+    for name, value in given.items():
+        object.__setattr__(args, name, type(args.save_strategy)(value) if name == "save_strategy" else value)
+    return args
 
 
 # ---------------------------------------------------------------------- enable_jit_checkpoint

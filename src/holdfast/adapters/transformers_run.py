@@ -17,6 +17,7 @@ from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.transformers_feed import calm
+from holdfast.adapters.transformers_final import write_final
 from holdfast.adapters.transformers_keep import Keeper, output_of
 from holdfast.adapters.transformers_loop import TrainerLoop
 from holdfast.adapters.transformers_progress import look
@@ -72,7 +73,7 @@ class Attempt:
             self.loop.engine = host.start(self.loop, show, replicated=not self.sharded)
             self.loop.saver = host.saver
             self._settle_saver(before)
-            if host.rank == 0:
+            if host.rank == 0 and self.settings.checkpointing:
                 log.warning("[Kubeflow] JIT checkpoint signal handler registered for SIGTERM")
                 log.warning("[Kubeflow] JIT checkpointing enabled")
             self.watch = Watch(self)
@@ -204,6 +205,7 @@ class Attempt:
         finally:
             trainer.args.save_total_limit = limit
         self.keeper.finished(output)
+        self._write_final(output.global_step)
         return output
 
     def _output_again(self) -> Any:
@@ -222,6 +224,7 @@ class Attempt:
         metrics = finished.get("metrics", {})
         step = finished.get("global_step", checkpoint.step)
         self.engine.finish(checkpoint.step)
+        self._write_final(step)
         if self.host.rank == 0:
             log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", step)
         if metrics:
@@ -229,6 +232,10 @@ class Attempt:
             logged = {"total_flos": state.total_flos, **metrics, "epoch": state.epoch, "step": step}
             state.log_history.append(logged)
         return TrainOutput(step, finished.get("training_loss", 0.0), metrics)
+
+    def _write_final(self, step: int) -> None:
+        if self.settings.final_model and self.settings.checkpointing:
+            write_final(self.trainer, self.host.session, step, sharded=self.sharded)
 
     def _close(self) -> None:
         loop = getattr(self, "loop", None)

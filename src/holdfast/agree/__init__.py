@@ -1,6 +1,6 @@
 """On which step all ranks save."""
 
-from holdfast.agree.board import Board, BoardLostError, DirectoryBoard, LocalBoard
+from holdfast.agree.board import Board, BoardLostError, BoardSilentError, DirectoryBoard, LocalBoard
 from holdfast.agree.bounded import BoundedBoard
 from holdfast.agree.protocol import Agreement, Call, Decision
 
@@ -8,6 +8,7 @@ __all__ = [
     "Agreement",
     "Board",
     "BoardLostError",
+    "BoardSilentError",
     "BoundedBoard",
     "Call",
     "Decision",

@@ -15,6 +15,10 @@ class BoardLostError(ConnectionError):
     """The board is gone: the process that kept it has died."""
 
 
+class BoardSilentError(BoardLostError):
+    """The board does not answer, and may again: the process that keeps it hangs."""
+
+
 class Board(ABC):
     """Keys and values, seen by all ranks. Every method but :meth:`wait` answers at once."""
 

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from holdfast.agree.board import Board, BoardLostError
+from holdfast.agree.board import Board, BoardSilentError
+from holdfast.patience import OverdueError, within
 
 T = TypeVar("T")
 
@@ -45,22 +46,9 @@ class BoundedBoard(Board):
 
     def _ask(self, question: Callable[[], T], may_take_s: float = 0.0) -> T:
         if any(thread.is_alive() for thread in self._overdue):
-            raise BoardLostError("the board does not answer")
-        answers: list[T] = []
-        errors: list[BaseException] = []
-
-        def ask() -> None:
-            try:
-                answers.append(question())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=ask, name="holdfast-board", daemon=True)
-        thread.start()
-        thread.join(may_take_s + self._patience_s)
-        if errors:
-            raise errors[0]
-        if not answers:
-            self._overdue.add(thread)
-            raise BoardLostError(f"the board has not answered for {self._patience_s:g} s")
-        return answers[0]
+            raise BoardSilentError("the board does not answer")
+        try:
+            return within(may_take_s + self._patience_s, question, "holdfast-board")
+        except OverdueError as error:
+            self._overdue.add(error.thread)
+            raise BoardSilentError(f"the board has not answered for {self._patience_s:g} s") from None

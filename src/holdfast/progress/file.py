@@ -11,7 +11,7 @@ Guarantees:
 - The remaining time comes from the speed of this attempt alone, on the monotonic clock. The steps of an
   earlier attempt ran on another machine, and the time between attempts trained nothing.
 - The reader believes nothing: the file lies on storage that others can write to. What it returns has
-  the known keys only, with the right types, bounded texts and no control characters.
+  the known keys only, with the right types, bounded texts and neither control characters nor markup.
 """
 
 from __future__ import annotations
@@ -197,13 +197,13 @@ def _location_text(location: str | None, limit: int) -> str | None:
     if location is None:
         return None
     location = redact_uri(location)
-    return location if len(location) <= limit and not _has_control(location) else None
+    return location if len(location) <= limit and not _is_unsafe(location) else None
 
 
-def _has_control(text: str) -> bool:
+def _is_unsafe(text: str) -> bool:
     """Control and format characters, line separators and lone surrogates: what could move a terminal's cursor,
-    reverse the text that follows, or not be encoded at all."""
-    return any(unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in text)
+    reverse the text that follows, or not be encoded at all. And the brackets of markup, which a page could act on."""
+    return any(unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp") or one in "<>" for one in text)
 
 
 class _Pace:
@@ -276,16 +276,25 @@ class ProgressFile:
             data = json.dumps(rendered, allow_nan=False, indent=2).encode() + b"\n"
             if self._tell is not None:
                 self._tell(data)
-            try:
-                self._replace(data)
-                if self._last_words is not None:
-                    # In place, since it is mounted into the container by itself; a torn one is found by its reader.
-                    with open(self._last_words, "wb") as file:
-                        file.write(data)
-            except OSError as error:
-                self._trouble.failed(self.path, error)
-            else:
+            written = self._tried(self.path, self._replace, data)
+            if self._last_words is not None:
+                written = self._tried(self._last_words, self._overwrite_last_words, data) and written
+            if written:
                 self._trouble.succeeded()
+
+    def _tried(self, path: object, put: Callable[[bytes], None], data: bytes) -> bool:
+        try:
+            put(data)
+        except OSError as error:
+            self._trouble.failed(path, error)
+            return False
+        return True
+
+    def _overwrite_last_words(self, data: bytes) -> None:
+        """In place, since it is mounted into the container by itself; a torn one is found by its reader."""
+        assert self._last_words is not None
+        with open(self._last_words, "wb") as file:
+            file.write(data)
 
     def _estimate(self, progress: Progress) -> tuple[float | None, float | None]:
         step, total = _count(progress.step), _count(progress.total_steps)
@@ -414,8 +423,8 @@ def _check_bool(value: Any, key: str) -> bool:
 
 def _check_text(limit: int) -> Callable[[Any, str], str]:
     def check(value: Any, key: str) -> str:
-        if not isinstance(value, str) or len(value) > limit or _has_control(value):
-            raise _wrong(key, value, f"a text of at most {limit} characters without control characters")
+        if not isinstance(value, str) or len(value) > limit or _is_unsafe(value):
+            raise _wrong(key, value, f"a text of at most {limit} characters without control characters, < and >")
         return value
 
     return check

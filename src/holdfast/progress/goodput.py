@@ -342,9 +342,11 @@ def _what(history: _History, index: int) -> str:
     if not _is_dead(history, index):
         return "unknown"
     until = history.attempts[index + 1].opened if index + 1 < len(history.attempts) else math.inf
-    if outcome == "preempted" and any(attempt.opened <= start <= until for start, _ in history.pauses):
+    outcome = outcome or ("rescued" if attempt.rescued else "died")
+    # On a busy machine a rank may not answer in time: the others then save as if it were dead, and it is still a pause.
+    if outcome in ("preempted", "rescued") and any(attempt.opened <= start <= until for start, _ in history.pauses):
         return "paused"
-    return outcome or ("rescued" if attempt.rescued else "died")
+    return outcome
 
 
 def _next_trained(history: _History, index: int) -> _Attempt | None:

@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 TIMEOUT_S = 5.0
-TRIES = 4
-"""In a row: one of the operator's two replicas takes it, and which one is asked is chance."""
-_PAUSE_S = 0.3
+TRIES = 10
+"""In a row: one of the operator's replicas takes it, and which one is asked is chance."""
+_PAUSE_S = 0.2
 
 
 class Pusher:

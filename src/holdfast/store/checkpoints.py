@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.errors import CheckpointCorruptError, StoreError
 from holdfast.store.base import SENTINEL, Backend
@@ -17,6 +18,8 @@ from holdfast.store.manifest import Manifest, step_of
 from holdfast.store.pipeline import read_checked
 
 log = logging.getLogger(__name__)
+
+WHOLE, UNFINISHED, DAMAGED = "whole", "unfinished", "damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,51 @@ def _wrong_sizes(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
         if (size := sizes[folder].get(path)) != entry.size:
             place = entry.path if entry.ref is None else f"{entry.path} (kept as {entry.ref})"
             yield entry.path, f"{place} has {'no' if size is None else size} bytes instead of {entry.size}"
+
+
+def rows_of(backend: Backend, *, fallback: bool = False) -> list[dict[str, Any]]:
+    """All checkpoint folders of one location, newest first."""
+    found = []
+    for name in sorted(backend.names(), key=lambda name: -(step_of(name) or 0)):
+        row: dict[str, Any] = {
+            "name": name,
+            "step": step_of(name),
+            "epoch": None,
+            "reason": None,
+            "bytes": None,
+            "created": None,
+            "world_size": None,
+            "complete": False,
+            "exact": None,
+            "state": UNFINISHED,
+            "problem": None,
+            "location": backend.uri,
+            "fallback": fallback,
+        }
+        try:
+            checkpoint = open_checkpoint(backend, name)
+        except CheckpointCorruptError as error:
+            row.update(state=DAMAGED, problem=str(error))
+        else:
+            if checkpoint is not None:
+                row.update(facts_of(checkpoint))
+        found.append(row)
+    return found
+
+
+def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    return {
+        "step": manifest.step,
+        "epoch": manifest.epoch,
+        "reason": manifest.reason,
+        "bytes": manifest.size,
+        "created": manifest.created,
+        "world_size": manifest.world_size,
+        "complete": manifest.complete,
+        "exact": not manifest.inexact,
+        "state": WHOLE,
+    }
 
 
 def unfinished(backend: Backend) -> list[str]:

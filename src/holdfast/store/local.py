@@ -39,6 +39,7 @@ ALIGNMENT = 4096
 
 HOME = ".holdfast"
 """Subfolder of a location for what is no checkpoint: the lock, the journal, rank records."""
+LOCK = "writer.lock"
 
 _HELD: dict[str, int] = {}
 """Locations that this process holds, with its number: record locks do not keep out their own process, and a
@@ -434,10 +435,9 @@ class LocalBackend(Backend):
         place = os.path.realpath(self.root)
         if _HELD.get(place) == os.getpid() and not takeover:
             raise LocationBusyError(f"{self.root} is being written by another run of this very process")
-        home = os.path.join(self.root, HOME)
         with _as_store_error(f"cannot write into {self.root}"):
-            make_folders(home)
             if takeover:
+                make_folders(os.path.dirname(self._lock_file))
                 # The other one keeps its lock, on a file that is no longer the location's: its commits say so.
                 write_durable(self._lock_file, b"")
             fd = self._lock(time.monotonic() + wait_s)
@@ -454,10 +454,11 @@ class LocalBackend(Backend):
 
     @property
     def _lock_file(self) -> str:
-        return os.path.join(self.root, HOME, "writer.lock")
+        return os.path.join(self.root, HOME, LOCK)
 
     def _lock(self, until: float) -> int:
         while True:
+            make_folders(os.path.dirname(self._lock_file))  # who held it may have taken them away
             fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 # The kernel lets go of it when the process dies, however it dies. A record lock and no flock:
@@ -497,7 +498,7 @@ class LocalBackend(Backend):
     def release(self) -> None:
         if self._lock_fd is not None:
             if self._holds():
-                if self._is_the_lock(self._lock_fd):
+                if self._is_the_lock(self._lock_fd) or not os.path.exists(self._lock_file):
                     _HELD.pop(os.path.realpath(self.root), None)
                 os.close(self._lock_fd)
             self._lock_fd = None
