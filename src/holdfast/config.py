@@ -269,11 +269,13 @@ class Settings:
         "auto",
         lambda value: (
             {"1": "auto", "true": "auto", "0": "never", "false": "never"}.get(str(value).strip().lower())
-            or _one_of("auto", "never")(value)
+            or _one_of("auto", "never", "own")(value)
         ),
         "HOLDFAST_RESUME",
         "CHECKPOINT_RESUME",
-        meaning="`auto` goes on from the newest whole checkpoint; `never` starts anew and sets the old ones aside.",
+        meaning="`auto` goes on from the newest whole checkpoint; `never` starts anew and sets the old ones aside; "
+        "`own` goes on from what the run of this `HOLDFAST_RUN_ID` has saved, and sets aside what others have: its "
+        "first start begins anew, and its restarts do not.",
     )
     kill_wait: float = _setting(
         3.0,
@@ -434,9 +436,15 @@ class Settings:
         strategy = values.get("strategy")
         if strategy and given.get("save_every") is None:
             values["save_every"] = _by_strategy(strategy, values.get("save_every", Every()), bare_interval)
+        if values.get("resume") == "own" and values.get("run_id") is None:
+            raise ConfigError("HOLDFAST_RESUME='own' needs HOLDFAST_RUN_ID, by which a run knows what it has saved")
         if values.get("cloud") == "none":
             values["cloud"] = None
         return cls(**values)
+
+    def resumes_from(self, run: str | None) -> bool:
+        """Whether training may go on from what the run of this identity has saved."""
+        return self.resume == "auto" or (self.resume == "own" and run == self.run_id)
 
     def replace(self, **changes: Any) -> Settings:
         return dataclasses.replace(self, **changes)

@@ -852,6 +852,32 @@ def test_a_copy_of_a_trainjob_with_another_location_has_the_variables_of_the_oth
     assert {"name": "MINE"} in env
 
 
+@pytest.mark.parametrize(
+    ("kind", "by_name", "by_uid"),
+    [
+        ("TrainJob", "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/jobset-uid"),
+        ("JobSet", "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/jobset-uid"),
+        ("Job", "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid"),
+    ],
+)
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_job_that_is_not_to_resume_from_others_has_an_id_of_its_own_by_which_its_restarts_resume(
+    kind, by_name, by_uid, resume
+):
+    block = {"resumeFromCheckpoint": resume}
+    annotated = {CHECKPOINTING: json.dumps(block)}
+    if kind == "TrainJob":
+        env = trainjob.secured(train_job(block))["spec"]["trainer"]["env"]
+    elif kind == "JobSet":
+        (made,) = jobset.secured_jobset(job_set(annotated))["spec"]["replicatedJobs"]
+        env = made["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    else:
+        env = jobset.secured_job(job(annotated))["spec"]["template"]["spec"]["containers"][0]["env"]
+    found = {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in env}
+    assert found["CHECKPOINT_RESUME"] == ("auto" if resume else "own")
+    assert found["HOLDFAST_RUN_ID"] == f"metadata.labels['{by_name if resume else by_uid}']"
+
+
 def test_a_trainjob_that_is_there_already_cannot_ask_for_it_any_more():
     plain, asks = train_job(None), trainjob.secured(train_job(FULL))
     with pytest.raises(SpecError, match="cannot be added to a TrainJob that is there already"):

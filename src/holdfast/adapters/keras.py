@@ -159,7 +159,8 @@ def _seeds_of_last_attempt() -> list[int]:
         return []
     try:
         locations = [settings.dir or default_location(), *([settings.fallback] if settings.fallback else [])]
-        newest = next(whole([open_backend(location) for location in locations]), None)
+        found = whole([open_backend(location) for location in locations])
+        newest = next((one for one in found if settings.resumes_from(one.manifest.run)), None)
         return [] if newest is None else seeds_in(newest, keras_seeds.worker_number())
     except (HoldfastError, OSError) as error:
         log.warning("cannot see how the data of the last attempt was shuffled: %s", error)

@@ -9,6 +9,7 @@ it. A script that goes on from a checkpoint of its own cannot be replayed at all
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from holdfast.adapters import rng
 from holdfast.adapters.state import read_tree, write_tree
 from holdfast.config import Settings
-from holdfast.home import default_location, home_of
+from holdfast.home import ATTEMPT, default_location, home_of
 
 _OF_A_PROCESS = ("python", "numpy")
 """torch's own generator begins with the same seed in every process."""
@@ -31,11 +32,18 @@ class Birth:
         self.loads: list[str] = []
         """Files of weights that were loaded before the loop began, by name."""
         self.state = _of_a_process(rng.capture())
-        if settings.resume == "auto":
+        if settings.resumes_from(self._last_run()):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 with open(self._path(), "rb") as file:
                     self.state = read_tree(bytearray(file.read()))
                 rng.restore({**rng.capture(), **self.state})
+
+    def _last_run(self) -> str | None:
+        try:
+            with open(os.path.join(self._home, ATTEMPT), encoding="utf-8") as file:
+                return str(json.load(file)["run"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _path(self) -> str:
         return os.path.join(self._home, f"birth-{os.environ.get('RANK') or 0}")

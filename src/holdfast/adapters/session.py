@@ -276,30 +276,51 @@ def _all_ranks(session: Session, key: str, fine: bool) -> bool:
 
 def _candidates(session: Session, spare: Callable[[Backend, str], bool]) -> Iterator[Checkpoint]:
     """Whole checkpoints, newest first, after setting the place in order."""
+    settings = session.settings
     for backend in session.backends:
-        if session.settings.resume == "never":
-            _start_anew(backend)
+        try:
+            _start_anew(backend, settings, spare)
+        except StoreError as error:
+            if settings.resume == "never":  # a later start, which need not be told so, would go on from what is there
+                raise
+            log.warning("could not look through %s: %s", backend.uri, error)
         try:
             for name in clean(backend, [name for name in backend.names() if not spare(backend, name)]):
                 log.info("removed %s, which was not whole", name)
                 session.journal.record("cleaned", name=name, location=backend.uri)
         except StoreError as error:
             log.warning("could not clean %s: %s", backend.uri, error)
-    yield from whole(session.backends)
+    yield from (checkpoint for checkpoint in whole(session.backends) if settings.resumes_from(checkpoint.manifest.run))
 
 
-def _start_anew(backend: Backend) -> None:
-    """Told to start from scratch: what is there must not be found later as the newest."""
+def _start_anew(backend: Backend, settings: Settings, spare: Callable[[Backend, str], bool]) -> None:
+    """What this run is told not to go on from must not be found later as the newest."""
+    if settings.resume == "auto":
+        return
     names = backend.names()
+    if settings.resume == "own":
+        names = [name for name in names if _is_of_others(backend, name, settings, spare)]
     if not names:
         return
     if not isinstance(backend, LocalBackend):
+        others = " of other runs" if settings.resume == "own" else ""
         raise ConfigError(
-            f"HOLDFAST_RESUME='never', but {backend.uri} holds {len(names)} checkpoints; give another location, or "
-            f"remove them with: holdfast prune {backend.uri} --all"
+            f"HOLDFAST_RESUME={settings.resume!r}, but {backend.uri} holds {len(names)} checkpoints{others}; give "
+            f"another location, or remove them with: holdfast prune {backend.uri} --all"
         )
     target = os.path.join(backend.root, f"previous-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
     os.makedirs(target)
     for name in names:
         os.rename(os.path.join(backend.root, name), os.path.join(target, name))
     log.warning("starting anew as told; the checkpoints that were in %s are now in %s", backend.root, target)
+
+
+def _is_of_others(backend: Backend, name: str, settings: Settings, spare: Callable[[Backend, str], bool]) -> bool:
+    """Whether another run, or another tool, has committed it. What nobody has is cleaned away, whoever began it."""
+    if spare(backend, name):
+        return True
+    try:
+        checkpoint = open_checkpoint(backend, name)
+    except CheckpointCorruptError:
+        return False  # it is not loaded, whoever wrote it
+    return checkpoint is not None and not settings.resumes_from(checkpoint.manifest.run)

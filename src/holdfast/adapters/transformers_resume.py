@@ -27,6 +27,7 @@ from typing import Any
 from holdfast.adapters.host import Host
 from holdfast.adapters.state import read_tree
 from holdfast.adapters.transformers_loop import RUN_FILE, rank_file, read_run
+from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, StoreError
 from holdfast.store import MANIFEST, SENTINEL, Backend
 from holdfast.store.checkpoints import Checkpoint, whole
@@ -100,14 +101,14 @@ def choose(host: Host, explicit: str | None, world: int) -> Start:
 def _chosen(host: Host, explicit: str | None) -> dict[str, Any]:
     """On rank 0: a folder to begin with, or none, which means the newest checkpoint of our own."""
     backends = host.session.backends
-    newest, full = _newest(backends) if host.settings.resume != "never" else (None, False)
+    newest, full = _newest(backends, host.settings)
     choice: dict[str, Any] = {"path": None, "model_only": not full}
     if explicit is not None:
         if newest is not None and (_same(newest, explicit) or _origin(newest) == os.path.abspath(explicit)):
             return choice  # the script names the newest itself; or it is what grew out of the one that it names
         set_aside(backends, lambda step: step > _step_at(explicit), f"this run begins at {explicit}, as told")
         return {**choice, "path": os.path.abspath(explicit)}
-    if host.settings.resume == "never":
+    if host.settings.resume != "auto":
         return choice
     for backend in backends:
         for name in sorted(_foreign(backend), key=lambda name: -(step_of(name) or 0)):
@@ -124,10 +125,12 @@ def _chosen(host: Host, explicit: str | None) -> dict[str, Any]:
     return choice
 
 
-def _newest(backends: Sequence[Backend]) -> tuple[Checkpoint | None, bool]:
+def _newest(backends: Sequence[Backend], settings: Settings) -> tuple[Checkpoint | None, bool]:
     """Our newest checkpoint that training can go on from, and whether it holds more than the model."""
     newest = None
-    for checkpoint in whole(backends):
+    for checkpoint in whole(backends) if settings.resume != "never" else ():
+        if not settings.resumes_from(checkpoint.manifest.run):
+            continue
         if not _model_only(checkpoint):
             return checkpoint, True
         newest = newest or checkpoint

@@ -120,8 +120,9 @@ class Supervisor:
         self.screen = screen
         self.environ = child_environ(spec)
         self.settings = Settings.load(self.environ)
-        for name in settings_table()["resume"].env:
-            self.environ.pop(name, None)  # "never" is for the first start only, see _start
+        if self.settings.resume == "never":
+            for name in settings_table()["resume"].env:
+                self.environ.pop(name, None)  # for the first start only, see _start
         self.place: RunPlace | None = None
         """Where the run is, once that is known: the script may choose the location itself."""
         self.view = View()

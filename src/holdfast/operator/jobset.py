@@ -11,12 +11,19 @@ from typing import Any
 
 from holdfast.operator import pods
 from holdfast.operator.names import CHECKPOINTING, CONTAINER, EXIT_CODE, JOB_NAME_LABEL, JOBSET_NAME_LABEL, MANAGED
-from holdfast.operator.spec import SpecError, from_annotations
+from holdfast.operator.spec import Checkpointing, SpecError, from_annotations
 
 CRASHES = 3
 """Restarts of the group after crashes, where the JobSet does not say."""
+JOBSET_UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
+JOB_UID_LABEL = "batch.kubernetes.io/controller-uid"
 _RULE = "holdfastPreempted"
 _STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
+
+
+def run_id(asked: Checkpointing) -> dict[str, Any]:
+    """What all starts of a JobSet's pods share: a restart, or a suspend, makes new Jobs and pods and no new JobSet."""
+    return pods.run_id(asked, JOBSET_NAME_LABEL, JOBSET_UID_LABEL)
 
 
 def _tell_apart(spec: dict[str, Any], action: str) -> None:
@@ -63,8 +70,7 @@ def secured_jobset(
                 if asked.secret:
                     pods.add_secret(trains, asked.secret)
         elif asked is not None:
-            run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
-            pods.secure(template["template"], asked, run_id, push)
+            pods.secure(template["template"], asked, run_id(asked), push)
         # One pod that leaves ends its Job, and with it the group, which is then started anew.
         _tell_apart(template, "FailJob")
         template["backoffLimit"] = 0
@@ -116,8 +122,7 @@ def secured_job(job: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, 
         return job
     job = copy.deepcopy(job)
     spec = job["spec"]
-    run_id = {"fieldRef": {"fieldPath": f"metadata.labels['{JOB_NAME_LABEL}']"}}
-    pods.secure(spec["template"], asked, run_id, push)
+    pods.secure(spec["template"], asked, pods.run_id(asked, JOB_NAME_LABEL, JOB_UID_LABEL), push)
     _tell_apart(spec, "Ignore")
     _label(spec["template"], "Job")
     return job

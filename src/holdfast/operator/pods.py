@@ -47,6 +47,15 @@ def variables(asked: Checkpointing, run_id: dict[str, Any], push: Push) -> list[
     return added(asked.variables(run_id), [{"name": name, "value": value} for name, value in more.items()])
 
 
+def run_id(asked: Checkpointing, by_name: str, by_uid: str) -> dict[str, Any]:
+    """Where a container finds what all starts of its job share: a label of the pod.
+
+    A job of the same name goes on from what the one before it has saved, unless it is told not to; then what they
+    share must be of this one job alone.
+    """
+    return {"fieldRef": {"fieldPath": f"metadata.labels['{by_name if asked.resume else by_uid}']"}}
+
+
 def tolerations() -> list[dict[str, Any]]:
     return [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_NODE_S} for key in _LOST

@@ -102,7 +102,8 @@ class Checkpointing:
                 "CHECKPOINT_URI": self.location,
                 "CHECKPOINT_INTERVAL": self.interval,
                 "CHECKPOINT_MAX_CHECKPOINTS": None if self.max_checkpoints is None else str(self.max_checkpoints),
-                "CHECKPOINT_RESUME": "auto" if self.resume else "never",
+                # Not "never": pods that are started again have the same variables, and go on from what the job saved.
+                "CHECKPOINT_RESUME": "auto" if self.resume else "own",
                 "CHECKPOINT_FALLBACK_URI": fallback,
             }
             given |= {name: value for name, value in optional.items() if value is not None}

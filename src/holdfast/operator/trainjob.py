@@ -8,10 +8,9 @@ import json
 from typing import Any
 
 from holdfast.operator import pods
-from holdfast.operator.names import CHECKPOINTING, CONTAINER, JOBSET_NAME_LABEL, MANAGED, MANAGER
+from holdfast.operator.jobset import run_id
+from holdfast.operator.names import CHECKPOINTING, CONTAINER, MANAGED, MANAGER
 from holdfast.operator.spec import Checkpointing, SpecError, from_annotations, parse
-
-RUN_ID = {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME_LABEL}']"}}
 
 
 def asked_by(trainjob: dict[str, Any]) -> Checkpointing | None:
@@ -64,7 +63,7 @@ def secured(trainjob: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str,
     spec = trainjob["spec"] = trainjob.get("spec") or {}
     trainer = spec["trainer"] = spec.get("trainer") or {}
     # Variables of this container are refused in a runtime patch: upstream wants them here.
-    trainer["env"] = pods.added(_without_ours(trainjob, push), pods.variables(asked, RUN_ID, push))
+    trainer["env"] = pods.added(_without_ours(trainjob, push), pods.variables(asked, run_id(asked), push))
     text = _as_text(trainjob)
     others = [patch for patch in spec.get("runtimePatches") or [] if not _is_ours(patch)]
     spec["runtimePatches"] = [*others, _runtime_patch(asked, push, text)]
@@ -79,7 +78,7 @@ def _without_ours(trainjob: dict[str, Any], push: pods.Push) -> list[dict[str, A
         annotations = (_template(patch).get("metadata") or {}).get("annotations") or {}
         with contextlib.suppress(SpecError):
             if _is_ours(patch) and (asked := from_annotations(annotations)) is not None:
-                added += pods.variables(asked, RUN_ID, push)
+                added += pods.variables(asked, run_id(asked), push)
     return [variable for variable in spec["trainer"].get("env") or [] if variable not in added]
 
 
