@@ -90,7 +90,7 @@ manifests:
 
 clean:
 	rm -rf build dist demo-out holdfast-runs holdfast-bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -rf .import_linter_cache
+	rm -rf .import_linter_cache examples/parallel-training/results
 	test ! -d results || find results -mindepth 1 -maxdepth 1 ! -name shared -exec rm -rf {} +
 	rmdir results 2>/dev/null || true
 	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

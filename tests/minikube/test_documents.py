@@ -70,8 +70,12 @@ def test_make_clean_keeps_the_folder_that_minikube_has_mounted(tmp_path: Path) -
     for folder in ("src", "tests", "examples", "benchmarks", "docs", "results/logs", "results/shared/checkpoints"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "results/comparison.json").write_text("{}")
+    direct = tmp_path / "examples/parallel-training/results"  # where the README's own commands write
+    direct.mkdir(parents=True)
+    (direct / "comparison.json").write_text("{}")
     words = ["make", "-f", str(ROOT / "Makefile"), "clean"]
     subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    assert not direct.exists()
     assert {str(path.relative_to(tmp_path)) for path in (tmp_path / "results").rglob("*")} == {
         "results/shared",
         "results/shared/checkpoints",
@@ -81,6 +85,15 @@ def test_make_clean_keeps_the_folder_that_minikube_has_mounted(tmp_path: Path) -
     for _ in range(2):
         subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
         assert not (tmp_path / "results").exists()
+
+
+def test_what_the_commands_write_is_not_seen_by_git() -> None:
+    folders = ["results"]  # of make, and of all commands from the root
+    for document in DOCUMENTS:
+        text = document.read_text()
+        folders += [f"{folder}/results" for folder in re.findall(r"^cd (\S+)$", text, re.MULTILINE)]
+    assert len(folders) > 1
+    assert {f"/{folder}/" for folder in folders} <= {*(ROOT / ".gitignore").read_text().splitlines()}
 
 
 @pytest.mark.parametrize("command", of("make"))
