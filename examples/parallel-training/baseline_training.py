@@ -60,8 +60,9 @@ def main() -> int:
     try:
         images = data.load(wanted_of(arguments))
         check_batch(job, images, 1)
+        training.prepare(arguments.save_path)
         trained = train(job, images, model.find(job.model), began)
-    except (data.DataError, model.ModelError) as error:
+    except (data.DataError, model.ModelError, training.RefusedError) as error:
         parser.error(str(error))
     result = {**trained, "data": images.describe()}
     path = training.write(arguments.save_path, "baseline_results.json", result)

@@ -9,7 +9,6 @@ run: on a Ray cluster. Written to ``ceiling_<N>workers.json``.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -23,7 +22,7 @@ import model
 import training
 from data import CLASSES
 from options import Job, add_options, job_of, whole
-from workers import resources_of, send_by_value
+from workers import NEW, address_of, resources_of, send_by_value
 
 ROUNDS = 3
 STEPS = 3
@@ -86,22 +85,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what several processes reach that do not talk, against one.")
     add_options(parser)
     parser.add_argument("--num-workers", type=whole(1), default=2, help="processes at once (default 2)")
-    parser.add_argument("--address", help="of the Ray cluster (default: RAY_ADDRESS, else this machine alone)")
+    parser.add_argument(
+        "--address", help="of the Ray cluster (default: RAY_ADDRESS, else a new one of this machine alone)"
+    )
     arguments = parser.parse_args()
     job, workers = job_of(arguments), arguments.num_workers
     if job.batch_size % workers:
         parser.error(
             f"--batch-size={job.batch_size} is not accepted with --num-workers={workers}; it must be a multiple"
         )
-    cluster = arguments.address or os.environ.get("RAY_ADDRESS")
+    cluster = address_of(arguments.address)
     try:
         build = model.find(job.model)
+        training.prepare(arguments.save_path)
         ray.init(
             address=cluster,
-            num_cpus=None if cluster else workers * job.cpus,
+            num_cpus=workers * job.cpus if cluster == NEW else None,
             runtime_env={"env_vars": {"HOLDFAST_ENABLED": "0"}},  # there is nothing to save
         )
-    except (model.ModelError, ConnectionError) as error:
+    except (model.ModelError, training.RefusedError, ConnectionError) as error:
         parser.error(str(error))
     send_by_value(job)
     try:

@@ -4,6 +4,9 @@ Only what did the same work is compared: other data, another batch, seed or netw
 or an interrupted run of other work is left out, and that is said. A run that was faster than another is never credited
 with what is not training: start-up and warm-up stand apart. Nor with epochs that it did not do: where one of the two
 stopped early, the speedup of an epoch counts.
+
+The exit code is 1 if an accuracy is not that of the baseline, within two points; with ``--require-targets`` also if a
+speedup is below its target.
 """
 
 from __future__ import annotations
@@ -25,6 +28,28 @@ QUIET = 0.9
 _SAME = ("epochs", "batch_size", "learning_rate", "patience", "seed", "filters", "model", "cpus", "gpus", "pin")
 _SAME_STEP = ("batch_size", "filters", "model", "cpus", "gpus", "pin")
 """For the ceiling, which knows of no epochs."""
+_NUMBERS = (
+    *("num_workers", "training_time_seconds", "startup_seconds", "warmup_seconds", "epochs_completed", "test_accuracy"),
+    *("processor_share", "step_seconds", "steps", "interruption_seconds"),
+)
+_RESULT = {
+    **dict.fromkeys(_NUMBERS, float),
+    **dict.fromkeys(("training_type", "weights_sha256"), str),
+    "job.cpus": float,
+    **dict.fromkeys(("data.name", "data.source", "data.sha256"), str),
+    "data.stand_in": bool,
+    "epoch_seconds": list,
+    **dict.fromkeys([f"history.{curve}" for curve in ("loss", "accuracy", "val_loss", "val_accuracy")], list),
+}
+"""What a training writes down and is needed here. A dot leads into an object."""
+_CEILING = {
+    **dict.fromkeys(("ceiling", "step_seconds_whole_batch_alone"), float),
+    **dict.fromkeys(("step_seconds_part_alone", "step_seconds_part_together"), float),
+    "job": dict,
+}
+_BESIDE_CEILING = dict.fromkeys(("exchange_seconds_per_step", "input_seconds_per_epoch"), float)
+_INTERRUPTED = {"interruptions": list, "interrupted_how": str}
+_WORDS = {float: "a number", str: "a text", bool: "true or false", list: "a list", dict: "an object"}
 Result = dict[str, Any]
 
 
@@ -32,14 +57,33 @@ class CompareError(Exception):
     """There is nothing that can be compared. The message says what is missing or differs."""
 
 
-def read(path: Path) -> Result:
+def read(path: Path, fields: dict[str, type]) -> Result:
+    """What a training has written. Raises where one of the fields is missing, or is something else."""
     try:
-        result: Result = json.loads(path.read_text(encoding="utf-8"))
+        result: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CompareError(f"there is no {path}; run the training that writes it first") from None
     except ValueError as error:
         raise CompareError(f"{path} is not JSON: {error}") from None
-    return result
+    except OSError as error:
+        raise CompareError(f"{path} cannot be read: {error.strerror}") from None
+    check_fields(path, result, fields)
+    found: Result = result
+    return found
+
+
+def check_fields(path: Path, result: Any, fields: dict[str, type]) -> None:
+    for name, kind in fields.items():
+        value = result
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        accepted = (int, float) if kind is float else kind
+        if not isinstance(value, accepted) or (kind is float and isinstance(value, bool)):
+            found = "is not there" if value is None else f"is {json.dumps(value)[:60]}"
+            raise CompareError(
+                f"{path} is not the result of a whole run: {name} {found}; it must be {_WORDS[kind]}. "
+                f"Run what writes it again"
+            )
 
 
 def difference(ours: Result, our_name: str, theirs: Result, their_name: str, fields: tuple[str, ...]) -> str | None:
@@ -81,6 +125,9 @@ def compare_run(baseline: Result, run: Result, ceiling: Result | None) -> Result
     if ceiling is not None:
         compared["ceiling"] = ceiling["ceiling"]
         compared["explanation"] = explain(baseline, run, ceiling)
+    compared["accuracy_target_met"] = round(abs(compared["accuracy_difference_points"]), 6) <= TARGET_POINTS
+    compared["speedup_target"] = TARGET_EFFICIENCY * workers if workers > 1 else None
+    compared["speedup_target_met"] = workers == 1 or compared["speedup_per_epoch"] >= TARGET_EFFICIENCY * workers
     return compared
 
 
@@ -107,20 +154,23 @@ def explain(baseline: Result, run: Result, ceiling: Result) -> dict[str, float]:
 
 
 def compare(folder: Path) -> Result:
-    baseline = read(folder / "baseline_results.json")
+    """Also writes it down, with the pictures."""
+    baseline = read(folder / "baseline_results.json", _RESULT)
     paths = sorted(folder.glob("ray_results_*workers.json"), key=lambda path: (len(path.name), path.name))
     if not paths:
         raise CompareError(f"there is no ray_results_<N>workers.json in {folder}; run ray_training.py first")
     runs, results = [], []
     left_out: list[str] = []
     for path in paths:
-        run = read(path)
+        run = read(path, _RESULT)
         check_same_work(baseline, run, path.name)
         beside = folder / f"ceiling_{run['num_workers']}workers.json"
-        ceiling = read(beside) if beside.exists() else None
+        ceiling = read(beside, _CEILING) if beside.exists() else None
         if ceiling is not None and (differs := difference(run, path.name, ceiling, beside.name, _SAME_STEP)):
             left_out.append(f"{beside.name} counts as not measured: {differs}")
             ceiling = None
+        if ceiling is not None:
+            check_fields(path, run, _BESIDE_CEILING)
         results.append(run)
         runs.append(compare_run(baseline, run, ceiling))
     most = runs[-1]
@@ -153,14 +203,15 @@ def interrupted(folder: Path, left_out: list[str]) -> list[Result]:
     """Each training that was interrupted, beside the same one that was not. Others, and why, go to ``left_out``."""
     found = []
     for path in sorted((folder / "interrupted").glob("*_results*.json")):
-        run, name = read(path), f"interrupted/{path.name}"
+        run, name = read(path, _RESULT), f"interrupted/{path.name}"
         if "interruptions" not in run:
             left_out.append(f"{name} is left out: it does not say how it was interrupted; the benchmark stopped before")
             continue
         if not (folder / path.name).exists():
             left_out.append(f"{name} is left out: there is no {path.name} of the same training undisturbed")
             continue
-        calm = read(folder / path.name)
+        check_fields(path, run, _INTERRUPTED)
+        calm = read(folder / path.name, _RESULT)
         if differs := difference(calm, path.name, run, name, _SAME):
             left_out.append(f"{name} is left out: {differs}")
             continue
@@ -276,14 +327,34 @@ def verdict(run: Result, of_an_epoch: str) -> None:
             f"The speedup{of_an_epoch} is above the ceiling: something else used this machine in between. Repeat it "
             f"when it is quiet."
         )
-    points, workers = abs(run["accuracy_difference_points"]), run["num_workers"]
-    wanted = TARGET_EFFICIENCY * workers
-    said = "reached" if speedup >= wanted else "missed"
-    if said == "missed" and run["ceiling"] is not None and run["ceiling"] < wanted:
-        said = f"missed; this machine allows {run['ceiling']:.2f}"
-    if workers > 1:
-        print(f"Target for {workers} workers: speedup{of_an_epoch} {wanted:.1f}, {said}")
-    print(f"Target: accuracy within {TARGET_POINTS:.0f} points, {'reached' if points <= TARGET_POINTS else 'missed'}")
+    if run["speedup_target"] is not None:
+        print(f"Target for {run['num_workers']} workers: {speed_of(run, of_an_epoch)}")
+    said = "reached" if run["accuracy_target_met"] else "missed"
+    print(f"Target: accuracy within {TARGET_POINTS:.0f} points, {said}")
+
+
+def speed_of(run: Result, of_an_epoch: str = "") -> str:
+    """The speedup beside its target, and beside what this machine allows where that is known."""
+    said = "reached" if run["speedup_target_met"] else "missed"
+    allowed = "not measured" if run["ceiling"] is None else f"{run['ceiling']:.2f}"
+    return (
+        f"speedup{of_an_epoch} {run['speedup_target']:.1f}, {said} with {run['speedup_per_epoch']:.2f}; "
+        f"this machine allows {allowed}"
+    )
+
+
+def missed(comparison: Result, *, speed_too: bool = False) -> list[str]:
+    """A sentence for each target that must be met and is not."""
+    found = []
+    for run in comparison["runs"]:
+        if not run["accuracy_target_met"]:
+            found.append(
+                f"the accuracy of {run['num_workers']} workers differs by {run['accuracy_difference_points']:+.2f} "
+                f"points from the baseline's; up to {TARGET_POINTS:.0f} are accepted"
+            )
+        if speed_too and not run["speedup_target_met"]:
+            found.append(f"the target for {run['num_workers']} workers is missed: {speed_of(run)}")
+    return found
 
 
 def print_interrupted(entry: Result) -> None:
@@ -303,17 +374,35 @@ def print_interrupted(entry: Result) -> None:
     )
 
 
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--require-targets", action="store_true", help="exit with 1 also where a speedup is below its target"
+    )
+
+
+def end(comparison: Result, folder: Path, *, speed_too: bool) -> int:
+    """Say where it was written and what was missed, and give the exit code."""
+    print(f"\nwritten: {folder / 'comparison.json'}, and three pictures beside it", flush=True)
+    sentences = missed(comparison, speed_too=speed_too)
+    for sentence in sentences:
+        print(f"failed: {sentence}", file=sys.stderr, flush=True)
+    return 1 if sentences else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the baseline with the runs on Ray.")
     parser.add_argument("--save-path", default="results", help="folder of the results (default: results)")
-    folder = Path(parser.parse_args().save_path)
+    add_targets(parser)
+    arguments = parser.parse_args()
+    folder = Path(arguments.save_path)
     try:
         comparison = compare(folder)
     except CompareError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--save-path={arguments.save_path!r} is not accepted: nothing can be written there: {error}")
     show(comparison)
-    print(f"\nwritten: {folder / 'comparison.json'}, and three pictures beside it")
-    return 0
+    return end(comparison, folder, speed_too=arguments.require_targets)
 
 
 if __name__ == "__main__":

@@ -136,6 +136,9 @@ def _find(wanted: Wanted) -> tuple[str, str, Arrays]:
 
 def _generated(wanted: Wanted) -> Arrays:
     count, test_count = wanted.images or 50_000, wanted.test_images or 10_000
+    for option, number in (("--images", count), ("--test-images", test_count)):
+        if number < FEWEST:
+            raise DataError(f"{option}={number} is not accepted; it must be at least {FEWEST}")
     return sources.generated(count, test_count, CLASSES, wanted.seed)
 
 

@@ -48,7 +48,7 @@ def wait_for_step(location: str, step: int, running: Callable[[], bool]) -> None
 
 def interrupt_process(location: str) -> None:
     """SIGTERM to a training that is one process."""
-    subprocess.run([*HOLDFAST, "preempt", location, "--json"], stdout=subprocess.DEVNULL, check=False)
+    _preempt(location)
 
 
 def interrupt_worker(location: str, rank: int, how: str, cluster: Cluster) -> None:
@@ -61,8 +61,19 @@ def interrupt_worker(location: str, rank: int, how: str, cluster: Cluster) -> No
         cluster.stop_node_of(owner.pid)
         cluster.add()  # what an autoscaler, or Kubernetes, does by itself
         return
-    command = [*HOLDFAST, "preempt", "--ray", location, "--rank", str(rank), "--signal", how.upper(), "--json"]
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    _preempt("--ray", location, "--rank", str(rank), "--signal", how.upper())
+
+
+def _preempt(*words: str) -> None:
+    """``holdfast preempt``. Raises unless the signal was sent; what became of it is in the journal."""
+    done = subprocess.run([*HOLDFAST, "preempt", *words, "--json"], capture_output=True, text=True, check=False)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = {}
+    if not answer.get("preemptions"):
+        said = answer.get("error", {}).get("message") or done.stderr.strip()[-1000:] or "nothing"
+        raise NotInterruptedError(f"holdfast preempt ended with {done.returncode} and said: {said}")
 
 
 def host_of(location: str) -> str | None:

@@ -25,7 +25,7 @@ import data
 import model
 import training
 from options import Job, add_options, check_batch, job_of, wanted_of, whole
-from workers import resources_of, send_by_value, wait_for_room
+from workers import address_of, resources_of, send_by_value, wait_for_room
 
 
 def time_exchange(strategy: Any, network: Any) -> float:
@@ -57,7 +57,10 @@ def train_func(config: dict[str, Any]) -> dict[str, Any]:
     import tensorflow as tf
     import tf_keras as keras
 
-    training.begin(job)
+    try:
+        training.begin(job)
+    except training.RefusedError as error:
+        return {"refused": str(error)}  # an exception would be tried again
     images: data.Images = ray.get(config["images"])
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
@@ -73,7 +76,7 @@ def train_func(config: dict[str, Any]) -> dict[str, Any]:
     try:
         model.check(network, job.model)
     except model.ModelError as error:
-        return {"refused": str(error)}  # an exception would be tried again
+        return {"refused": str(error)}
     measured = batches(images.x_train, images.y_train, job.seed)
     input_seconds = training.time_input(strategy.experimental_distribute_dataset(measured))
     exchange_seconds = time_exchange(strategy, network)
@@ -118,9 +121,10 @@ def main() -> int:
         images = data.load(wanted_of(arguments))
         check_batch(job, images, workers)
         build = model.find(job.model)
-        ray.init(address=arguments.address, log_to_driver=True)
+        training.prepare(arguments.save_path)
+        ray.init(address=address_of(arguments.address), log_to_driver=True)
         cluster = wait_for_room(workers, resources_of(job), arguments.cluster_timeout)
-    except (data.DataError, model.ModelError, ConnectionError) as error:
+    except (data.DataError, model.ModelError, training.RefusedError, ConnectionError) as error:
         parser.error(str(error))
     print(
         f"cluster: {cluster['ray_cluster_cpus']} CPUs on {cluster['ray_cluster_nodes']} nodes with the head, "

@@ -14,6 +14,7 @@ import os
 import platform
 import socket
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from options import Job
 
 ROUNDS = 5
 """Repetitions of what is measured apart."""
+
+
+class RefusedError(Exception):
+    """This machine cannot do what was asked for. The message says what, and what is accepted."""
 
 
 def take_cores(job: Job, rank: int) -> list[int]:
@@ -39,7 +44,7 @@ def take_cores(job: Job, rank: int) -> list[int]:
 
 
 def begin(job: Job) -> None:
-    """The same threads, GPUs and random numbers in every training."""
+    """The same threads, GPUs and random numbers in every training. Raises where there are fewer GPUs than asked for."""
     import tensorflow as tf
     import tf_keras as keras
 
@@ -48,7 +53,10 @@ def begin(job: Job) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(job.cpus)
     there = tf.config.list_physical_devices("GPU")
     if len(there) < job.gpus:
-        raise RuntimeError(f"--gpus={job.gpus}: TensorFlow finds {len(there)} GPUs for this process")
+        raise RefusedError(
+            f"--gpus={job.gpus} is not accepted: TensorFlow finds {len(there)} GPUs for this process; take --gpus "
+            f"{len(there)}, or a TensorFlow with CUDA on a machine that has them"
+        )
     tf.config.set_visible_devices(there[: job.gpus], "GPU")
     keras.utils.set_random_seed(job.seed)
 
@@ -184,6 +192,20 @@ def result_of(job: Job, model: Any, history: Any, clock: Any, test: Any, **more:
         "job": job.as_dict(),
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__},
     }
+
+
+def prepare(folder: str) -> None:
+    """Make the folder of the results, before anything is trained for it. Raises where nothing can be written there."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = "it is a file" if isinstance(error, FileExistsError) else f"{error.strerror or error}"
+        raise RefusedError(
+            f"--save-path={folder!r} is not accepted: {why}; it must be a folder that can be written to, or the name "
+            f"of a new one"
+        ) from None
 
 
 def write(folder: str, name: str, content: dict[str, Any]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -19,6 +20,16 @@ from options import Job
 
 MORE_S = 2.0
 """How often to look whether the cluster has grown."""
+NEW = "local"
+"""For ``ray.init``: a cluster of this machine alone, whatever other one runs here."""
+
+
+def address_of(given: str | None) -> str:
+    """For ``ray.init``: the cluster that was named, else that of ``RAY_ADDRESS``, else a new one.
+
+    Ray itself would join any cluster that somebody has started on this machine.
+    """
+    return given or os.environ.get("RAY_ADDRESS") or NEW
 
 
 def resources_of(job: Job) -> dict[str, int]:

@@ -37,7 +37,8 @@ SMALL = ("--data", "generated", "--images", "64", "--test-images", "16", "--batc
             ("--seed", "4294967296"),
             "argument --seed: '4294967296' is not accepted; it must be a whole number from 0 to 4294967295",
         ),
-        (("--images", "3"), "--images=3 is not accepted; it must be from 16 to"),
+        (("--images", "3"), "--images=3 is not accepted; it must be at least 16"),
+        (("--test-images", "3"), "--test-images=3 is not accepted; it must be at least 16"),
         (("--data-sha256", "00"), "--data-sha256='00' goes with --data cifar10, not with generated"),
         (("--data", "auto", "--data-path", "a", "--data-url", "b"), "exclude each other; give one"),
         (("--data", "auto", "--data-path", "/nothing/here"), "/nothing/here cannot be read: No such file"),
@@ -64,6 +65,10 @@ def test_the_trainings(tmp_path: Path, options: tuple[str, ...], said: str) -> N
             "--preempt-at=14 is not accepted; it must be below 14, the last step",
         ),
         (("--preempt-how", "hope"), "invalid choice: 'hope' (choose from"),
+        (
+            ("--workers", "1", "--preempt-at", "3", "--preempt-how", "kill"),
+            "--preempt-how=kill is not accepted with --workers=1: who is killed cannot save, and nobody else has",
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
 )
@@ -71,6 +76,37 @@ def test_the_driver(tmp_path: Path, options: tuple[str, ...], said: str) -> None
     done = run("benchmark.py", *SMALL, "--save-path", str(tmp_path / "results"), *options)
     assert (done.returncode, said in " ".join(done.stdout.split())) == (2, True), done.stdout
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("a-file", "it is a file"), ("a-file/results", "Not a directory"), ("/proc/self", "No such file or directory")],
+)
+@pytest.mark.parametrize("script", ["baseline_training.py", "benchmark.py"])
+def test_a_folder_that_cannot_be_written_is_refused_before_it_is_trained_for(
+    tmp_path: Path, script: str, place: str, why: str
+) -> None:
+    (tmp_path / "a-file").write_text("mine")
+    folder = str(tmp_path / place)
+    done = run(script, *SMALL, "--save-path", folder)
+    said = f"--save-path={folder!r} is not accepted: {why}; it must be a folder that can be written to, or the name of"
+    assert (done.returncode, said in " ".join(done.stdout.split())) == (2, True), done.stdout
+    assert (tmp_path / "a-file").read_text() == "mine"
+
+
+def test_a_folder_that_is_refused_has_no_traces_and_others_are_made(tmp_path: Path) -> None:
+    training.prepare(str(tmp_path / "a/b"))
+    training.prepare(str(tmp_path / "a/b"))
+    assert list((tmp_path / "a/b").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tf_keras")
+    done = run("baseline_training.py", *SMALL, "--gpus", "1", "--save-path", str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    said = "--gpus=1 is not accepted: TensorFlow finds 0 GPUs for this process; take --gpus 0, or"
+    assert (done.returncode, said in " ".join(done.stdout.split())) == (2, True), done.stdout
+    assert "Traceback" not in done.stdout
 
 
 @pytest.mark.parametrize("name", ["runs", "logs", "interrupted"])
@@ -85,7 +121,14 @@ def test_a_folder_of_somebody_else_is_not_removed(tmp_path: Path, name: str) -> 
 
 def written(folder: Path, name: str, **changes: Any) -> None:
     job = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1, "patience": 5, "seed": 7, "filters": 64, "cpus": 1}
-    content = {"job": {**job, **changes}, "data": {"sha256": "one"}}
+    numbers = ("num_workers", "training_time_seconds", "startup_seconds", "warmup_seconds", "epochs_completed")
+    more = ("test_accuracy", "processor_share", "step_seconds", "steps", "interruption_seconds")
+    content = {
+        **dict.fromkeys((*numbers, *more), 1),
+        **{"training_type": "baseline", "weights_sha256": "w", "job": {**job, **changes}, "epoch_seconds": [1.0]},
+        "data": {"name": "generated", "source": "here", "stand_in": True, "sha256": "one"},
+        "history": {curve: [1.0] for curve in ("loss", "accuracy", "val_loss", "val_accuracy")},
+    }
     (folder / name).write_text(json.dumps(content))
 
 
