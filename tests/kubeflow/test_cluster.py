@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from urllib3.exceptions import ProtocolError
 
 from holdfast.cli import jobs as cli
-from holdfast.errors import HoldfastError, JobNotFoundError
+from holdfast.errors import HoldfastError, JobNotFoundError, MissingExtraError
 from holdfast.kubeflow import Panel, Progress, cluster, jobs, view
 from holdfast.kubeflow.cluster import ClusterJobs
 from holdfast.kubeflow.page import Page
@@ -30,8 +30,10 @@ class Backend:
         self.namespace = "default"
         self.answers = list(answers)
         block = json.dumps({"gracePeriodSeconds": 90, "storage": {"uri": "/claim/x"}})
-        metadata = {"name": "job", "annotations": {CHECKPOINTING: block, **(annotations or {})}}
+        metadata = {"name": "job", "uid": "u1", "annotations": {CHECKPOINTING: block, **(annotations or {})}}
         self.body = {"metadata": metadata, "spec": spec}
+        self.workloads: dict[str, dict[str, Any]] = {}
+        """By version and name, where there is Kueue."""
 
     def get_namespaced_custom_object(self, *place: Any, **more: Any) -> dict[str, Any]:
         if self.answers:
@@ -39,12 +41,20 @@ class Backend:
         return self.body
 
     def list_namespaced_custom_object(self, *place: Any, **more: Any) -> dict[str, Any]:
+        if place[0] == "kueue.x-k8s.io":
+            if place[1] not in self.workloads:
+                raise ApiException(status=404)
+            assert more["label_selector"] == "kueue.x-k8s.io/job-uid=u1"
+            return {"items": [{"metadata": {"name": name}} for name in self.workloads[place[1]]]}
         return {"items": [self.body, {"metadata": {"name": "other"}}]}
 
     def list_namespaced_pod(self, *place: Any, **more: Any) -> Any:
         return SimpleNamespace(items=[])
 
     def patch_namespaced_custom_object(self, *place: Any, **more: Any) -> None:
+        if place[0] == "kueue.x-k8s.io":
+            self.workloads[place[1]][place[4]] |= place[5]["spec"]
+            return
         self.body["spec"] |= place[5]["spec"]
 
     def delete_job(self, name: str) -> None:
@@ -205,7 +215,12 @@ def test_a_newest_checkpoint_of_any_name_is_shown() -> None:
 
 def test_a_pause_waits_as_long_as_the_job_may_take_or_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(jobs, "_wait", lambda found, name, there, timeout_s: waited.append(timeout_s))
+
+    def wait(found: Any, name: str, there: Any, timeout_s: float) -> Progress:
+        waited.append(timeout_s)
+        return Progress(name, "Paused")
+
+    monkeypatch.setattr(jobs, "_wait", wait)
     for given in (None, 0, 7):
         jobs.paused(ClusterJobs(Backend()), "job", given)
     assert waited == [90 + 120, 0, 7]
@@ -269,3 +284,79 @@ def test_watching_for_a_program_is_one_json_value(monkeypatch: pytest.MonkeyPatc
     on(monkeypatch, Backend(suspend=True))
     done = CliRunner().invoke(cli.app, ["progress", "job", "--watch", "--json"])
     assert json.loads(done.stdout)["state"] == "Paused"
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+def test_a_job_of_a_queue_is_paused_by_asking_kueue(version: str) -> None:
+    backend = Backend(trainer={"env": [{"name": "HOLDFAST_ENABLED", "value": "1"}]})
+    backend.body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "training"}
+    backend.workloads = {version: {"trainjob-job": {}}}
+    ClusterJobs(backend).pause("job")
+    assert backend.workloads[version] == {"trainjob-job": {"active": False}}
+    ClusterJobs(backend).resume("job")
+    assert backend.workloads[version] == {"trainjob-job": {"active": True}}
+    assert "suspend" not in backend.body["spec"]
+
+
+@pytest.mark.parametrize("workloads", [{}, {"v1beta2": {}}], ids=["no Kueue", "not one of Kueue's"])
+def test_a_job_of_a_queue_that_kueue_does_not_know_is_suspended(workloads: dict[str, Any]) -> None:
+    backend = Backend()
+    backend.body["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "training"}
+    backend.workloads = workloads
+    ClusterJobs(backend).pause("job")
+    assert backend.body["spec"] == {"suspend": True}
+
+
+def test_a_pause_waits_for_what_the_pods_said_last() -> None:
+    """The operator writes it down a moment after they are gone."""
+    backend, looks = Backend(suspend=True), []
+    old = {"phase": "Running", "checkpointing": {"latestCheckpoint": "/claim/x/checkpoint-100"}}
+    new = {"phase": "Suspended", "checkpointing": {"latestCheckpoint": "/claim/x/checkpoint-137"}}
+
+    def get(*place: Any, **more: Any) -> dict[str, Any]:
+        looks.append(1)
+        return {**backend.body, "status": {"trainingProgress": old if len(looks) < 6 else new}}
+
+    backend.get_namespaced_custom_object = get  # type: ignore[method-assign]
+    assert jobs.paused(ClusterJobs(backend), "job", 10).latest_checkpoint == "/claim/x/checkpoint-137"
+
+
+def test_a_pause_does_not_wait_for_an_operator_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_LAST_WORDS_S", 0.05)
+    backend = Backend(suspend=True)
+    backend.body["status"] = {"trainingProgress": {"phase": "Running", "step": 7}}
+    assert jobs.paused(ClusterJobs(backend), "job", 10).state == "Paused"
+
+
+def test_a_wait_for_what_will_not_come_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Backend()
+    conditions = [{"type": "Complete", "status": "True"}]
+    backend.body["status"] = {"conditions": conditions, "trainingProgress": {"step": 100}}
+    on(monkeypatch, backend)
+    with pytest.raises(RuntimeError, match="the job job is complete at step 100: it will not come to step 101"):
+        jobs.wait_for("job", step=101)
+    with pytest.raises(RuntimeError, match="it will not come to Paused"):
+        jobs.wait_for("job", "Paused")
+    assert jobs.wait_for("job", step=100).step == 100
+
+
+@pytest.mark.parametrize("options", [["--on", "local", "-n", "x"]])
+@pytest.mark.parametrize("command", ["list", "page"])
+def test_local_jobs_have_no_namespace(command: str, options: list[str]) -> None:
+    done = CliRunner().invoke(cli.app, [command, *options])
+    assert done.exit_code == 2
+    assert "--namespace means something only for jobs of a cluster" in done.stderr
+
+
+def test_the_checkpoints_of_an_object_store_need_nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without obstore, what the progress says of the newest."""
+    block = json.dumps({"storage": {"uri": "s3://bucket/x"}})
+    backend = Backend(annotations={CHECKPOINTING: block})
+    newest = {"latestCheckpoint": "s3://bucket/x/checkpoint-5"}
+    backend.body["status"] = {"trainingProgress": {"step": 5, "checkpointing": newest}}
+
+    def missing(location: str) -> Any:
+        raise MissingExtraError("obstore", "s3", "for s3://")
+
+    monkeypatch.setattr(cluster, "open_backend", missing)
+    assert [row["name"] for row in ClusterJobs(backend).checkpoints("job")] == ["checkpoint-5"]

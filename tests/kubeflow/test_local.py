@@ -306,12 +306,19 @@ def test_adapters_are_merged_into_the_final_model(client: TrainerClient, state: 
 
 
 def test_a_job_saves_to_an_object_store_and_goes_on_from_there(
-    client: TrainerClient, state: Path, tmp_path: Path, s3_uri: str
+    client: TrainerClient,
+    state: Path,
+    tmp_path: Path,
+    s3_uri: str,
+    s3_variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With credentials that the job has, and this process has not."""
+    for variable in s3_variables:
+        monkeypatch.delenv(variable)
     given = {"steps": 30, "pause_s": 0.2}
-    trainer = TransformersTrainer(
-        func=functions.tiny, func_args=given, output_dir=s3_uri, env={"HOLDFAST_KILL_WAIT": "0"}
-    )
+    env = {"HOLDFAST_KILL_WAIT": "0", **s3_variables}
+    trainer = TransformersTrainer(func=functions.tiny, func_args=given, output_dir=s3_uri, env=env)
     name = client.train(trainer=trainer)
     wait_for(name, step=3, timeout_s=120)
     stopped = pause(name)
@@ -321,6 +328,8 @@ def test_a_job_saves_to_an_object_store_and_goes_on_from_there(
     resume(name)
     assert wait_for(name, timeout_s=120).resumed_from == f"checkpoint-{stopped.step}"
     assert checkpoints(name)[0]["step"] == 30
+    for variable, value in s3_variables.items():
+        monkeypatch.setenv(variable, value)
     assert "model.safetensors" in open_backend(s3_uri).sizes("final")
     assert not list((tmp_path / "elsewhere").glob("**/checkpoint-*")), "the folder of the script stays unused"
     client.delete_job(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -73,9 +74,11 @@ def test_a_notebook_is_stored_without_what_a_run_leaves_in_it(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_steps_of_a_notebook_are_numbered(path):
     notebook = nbformat.read(path, as_version=4)
-    numbers = re.findall(r"^## (\d+)\. ", "\n".join(cell.source for cell in notebook.cells), re.MULTILINE)
-    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
-    assert len(numbers) >= 8
+    titles = re.findall(r"^## (\d+)\. (.+)$", "\n".join(cell.source for cell in notebook.cells), re.MULTILINE)
+    assert [int(number) for number, _ in titles] == list(range(1, len(titles) + 1))
+    both = ["Install", "Configure", "Stage model and data", "Define the training function", "Submit"]
+    own = ["Verify checkpoints"] if path == notebooks.QWEN else ["Watch it", "The same on the command line"]
+    assert [title for _, title in titles] == [*both, *own, "Try the model", "Clean up"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -118,16 +121,46 @@ def test_the_gpt2_notebook_trains_another_model_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_model_in_several_files_is_fetched_whole(path, tmp_path, monkeypatch):
+@pytest.mark.parametrize("first", ["model-00001-of-00002.safetensors", "pytorch_model-00001-of-00002.bin"])
+def test_a_model_in_several_files_is_fetched_whole(path, first, tmp_path, monkeypatch):
     import datasets
     import huggingface_hub
 
     asked = {}
-    row = {"text": "x", "instruction": "x", "input": "x", "output": "x"}
-    rows = datasets.Dataset.from_list([row] * 3).to_iterable_dataset()
-    monkeypatch.setattr(datasets, "load_dataset", lambda **given: rows)
+    rows = datasets.Dataset.from_list([{"ask": "x", "say": "y"}] * 3).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda **given: asked.update(given) or rows)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *given, **more: asked.update(more))
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda model: [first, "tokenizer.json"])
     space = {"os": os, "here": str(tmp_path), "OFFLINE": False, "ROWS": 2, "MODEL": "no/folder", "DATASET": "no/file"}
+    space |= {"DATASET_CONFIG": "part", "SPLIT": "test", "COLUMNS": ["ask", "say"]}
     exec(source_of(path, "stage"), space)
-    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json", "merges.txt"):
+    assert (asked["path"], asked["name"], asked["split"]) == ("no/file", "part", "test")
+    for name in (first, f"{first}.index.json", "tokenizer.json", "merges.txt", "tokenizer.model"):
         assert any(fnmatch(name, pattern) for pattern in asked["allow_patterns"]), name
+    with pytest.raises(ValueError, match="COLUMNS: no/file has no column 'text'; it has ask, say"):
+        exec(source_of(path, "stage"), {**space, "COLUMNS": ["text"]})
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_clean_up_leaves_what_the_notebook_did_not_make(path, tmp_path):
+    for name in ("input", "run", "mine"):
+        (tmp_path / name).mkdir()
+    lines = source_of(path, "clean-up").splitlines()[1:]  # the first deletes the job
+    exec("\n".join(lines), {"os": os, "shutil": shutil, "here": str(tmp_path)})
+    assert [left.name for left in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_qwen_notebook_trains_a_model_that_was_not_made_to_talk(tmp_path, monkeypatch):
+    """Whose tokenizer has neither a template for it nor a token to pad with."""
+    from transformers import AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    space = {"os": os, "here": str(tmp_path), "OFFLINE": True, "ROWS": 20, "DATASET": "none"}
+    exec(source_of(notebooks.QWEN, "stage"), {**space, "COLUMNS": ["instruction", "input", "output"]})
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "input/model")
+    tokenizer.chat_template = tokenizer.pad_token = None
+    for left in (tmp_path / "input/model").glob("*.jinja"):
+        left.unlink()
+    tokenizer.save_pretrained(tmp_path / "input/model")
+    exec(source_of(notebooks.QWEN, "train-function"), space)
+    space["train"](str(tmp_path / "input/model"), str(tmp_path / "input/data.jsonl"), steps=1, batch_size=2)

@@ -132,14 +132,42 @@ def test_a_job_that_was_stopped_from_outside_is_paused(
         assert len(started) == 1
 
 
-def test_a_job_that_was_stopped_at_its_end_is_complete(state: Path) -> None:
+@pytest.mark.parametrize("code", [None, 143])
+def test_a_job_that_was_stopped_after_its_last_step_goes_on_with_what_comes_then(
+    started: list[int], code: int | None
+) -> None:
+    """Its model may not be written yet, nor what the function does with it."""
     job = written(launcher={})
     os.makedirs(job.place.home)
     Path(job.place.journal_path).write_text('{"event": "end", "outcome": "complete", "t": 1.0}\n')
-    for code in (None, 143):
-        if code is not None:
-            Path(job.ended).write_text(str(code))
-        assert job.status() == records.COMPLETE
+    if code is not None:
+        Path(job.ended).write_text(str(code))
+    assert job.status() == records.SUSPENDED
+    records.resume("job")
+    assert len(started) == 1
+
+
+def test_deleting_a_job_ends_ranks_that_do_not_leave(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_MARGIN_S", 0.0)
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        job = written(launcher={}, grace_s=0.3)
+        attempt = {"run": "r", "attempt": 1, "location": job.location, "ranks": {"0": owner(rank.pid)}}
+        os.makedirs(job.place.home)
+        write_json(os.path.join(job.place.home, ATTEMPT), attempt)
+        records.delete("job")
+        assert rank.wait(20) == -signal.SIGKILL
+    assert not os.path.exists(job.folder)
+
+
+def test_a_client_does_not_delete_a_job_that_was_submitted_after_its_own(state: Path) -> None:
+    mine = written(launcher={})
+    with pytest.raises(JobNotFoundError, match="another has that name now"):
+        records.delete("job", created=mine.created - 1)
+    assert os.path.exists(mine.folder)
+    records.delete("job", created=mine.created)
 
 
 @pytest.fixture

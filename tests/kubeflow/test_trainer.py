@@ -20,8 +20,8 @@ from kubernetes.client import ApiException
 
 from holdfast.errors import ConfigError
 from holdfast.kubeflow import PeriodicCheckpointConfig, TransformersTrainer, carried
-from holdfast.kubeflow.cluster import LIST
 from holdfast.kubeflow.payload import carried_by
+from holdfast.kubeflow.records import LIST
 from holdfast.kubeflow.submit import SDK_MANAGER, check, completed, submit
 from holdfast.operator.names import CHECKPOINTING, MANAGER
 from holdfast.operator.trainjob import secured
@@ -80,6 +80,21 @@ def make(**given: Any) -> TransformersTrainer:
         ),
         ({"env": {"HOLDFAST_GRACE_PERIOD": "long"}}, ["env['HOLDFAST_GRACE_PERIOD']: 'long' is not accepted"]),
         ({"env": {"A": 1}}, ["env['A']", "texts"]),
+        ({"env": ["A=1"]}, ["env: ['A=1'] is not accepted", "dictionary"]),
+        ({"env": {"A B": "1"}}, ["env: 'A B' is not accepted", "name of a variable"]),
+        ({"env": {"": "1"}}, ["env: '' is not accepted"]),
+        ({"env": {"HOLDFAST_SAVE_EVERY": "often"}}, ["env['HOLDFAST_SAVE_EVERY']: 'often' is not accepted"]),
+        ({"env": {"HOLDFAST_KILL_WAIT": "soon"}}, ["env['HOLDFAST_KILL_WAIT']: 'soon' is not accepted"]),
+        ({"env": {"HOLDFAST_KILL_WAIT": "60"}}, ["env['HOLDFAST_KILL_WAIT']: '60' leaves no time", "which is 60"]),
+        ({"env": {"HOLDFAST_TRAINER_ARGUMENTS": "{"}}, ["env['HOLDFAST_TRAINER_ARGUMENTS']: '{' is not accepted"]),
+        ({"env": {"CHECKPOINT_STRATEGY": "steps"}}, ["env: CHECKPOINT_STRATEGY", "CHECKPOINT_INTERVAL"]),
+        ({"image": 3}, ["image: 3", "container image"]),
+        ({"resources_per_node": "2"}, ["resources_per_node: '2'"]),
+        ({"resources_per_node": {"gpu": -1}}, ["resources_per_node['gpu']: -1", "'16Gi'"]),
+        ({"resources_per_node": {"memory": "much"}}, ["resources_per_node['memory']: 'much'"]),
+        ({"packages_to_install": [""]}, ["packages_to_install: ['']", "list of texts"]),
+        ({"packages_to_install": ["xxhash"], "pip_index_urls": []}, ["pip_index_urls: is empty"]),
+        ({"output_dir": "pvc://c/$(X)/y"}, ["output_dir: 'pvc://c/$(X)/y'", "$("]),
         ({"env": {"CHECKPOINT_URI": "/x"}, "output_dir": "/y"}, ["CHECKPOINT_URI", "output_dir"]),
         ({"periodic_checkpoint_config": {"save_steps": 3}}, ["PeriodicCheckpointConfig"]),
         ({"packages_to_install": "xxhash"}, ["packages_to_install", "'xxhash'", "list of texts"]),
@@ -116,6 +131,11 @@ def test_a_wrong_periodic_config_is_refused(given: dict[str, Any], words: str) -
     with pytest.raises(ConfigError) as caught:
         PeriodicCheckpointConfig(**given)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("amount", [4, 0.5, "500m", "16Gi", "1e3", "10G"])
+def test_amounts_as_kubernetes_writes_them_are_accepted(amount: Any) -> None:
+    assert make(resources_per_node={"cpu": amount}).resources_per_node == {"cpu": amount}
 
 
 def test_variables_that_agree_with_the_arguments_stay() -> None:

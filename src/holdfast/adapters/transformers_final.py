@@ -11,7 +11,7 @@ import contextlib
 import copy
 import logging
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +26,7 @@ from holdfast.store.manifest import FileEntry, Manifest
 log = logging.getLogger("holdfast")
 
 FINAL = "final"
+_SCRATCH = "final-scratch"
 _PIECE = 8 << 20
 _WEIGHTS = (".safetensors", ".bin")
 _ADAPTER = "adapter_"
@@ -43,9 +44,16 @@ def write_final(trainer: Any, session: Session, step: int, *, sharded: bool) -> 
         state = trainer.accelerator.get_state_dict(trainer.model) if sharded else None
         if not leads or _is_there(backend, session, step):
             return
-        with tempfile.TemporaryDirectory(prefix="holdfast-final-") as folder:
+        # Beside the checkpoints, where there is room for a model, if they are in a folder. One that was killed here has
+        # left its own.
+        folder = os.path.join(session.home, _SCRATCH)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.makedirs(folder)
             _save(trainer, folder, state)
             _publish(folder, backend, session, step)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         log.warning("the trained model is in %s/%s", backend.uri.rstrip("/"), FINAL)
     except Exception as error:  # of any kind: a model may refuse to be merged, and its training is done
         log.warning("the trained model could not be written to %s: %s: %s", FINAL, type(error).__name__, error)

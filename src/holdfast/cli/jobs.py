@@ -24,6 +24,9 @@ On = Annotated[
     str | None,
     typer.Option("--on", help="local or kubernetes.  [default: wherever a job of that name is, local ones first]"),
 ]
+OnAll = Annotated[
+    str | None, typer.Option("--on", help="local or kubernetes.  [default: local; with --namespace: kubernetes]")
+]
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Of the cluster.  [default: the current one]")]
 
 
@@ -35,6 +38,10 @@ def _jobs(name: str | None, on: str | None, namespace: str | None) -> Any:
     if on == "local" and namespace is not None:
         raise ConfigError("--namespace means something only for jobs of a cluster")
     return jobs.where(name, on=on, namespace=namespace)
+
+
+def _all_jobs(on: str | None, namespace: str | None) -> Any:
+    return _jobs(None, on or ("local" if namespace is None else "kubernetes"), namespace)
 
 
 def _as_json(now: Progress) -> dict[str, Any]:
@@ -50,8 +57,8 @@ def _tell(now: Progress, as_json: bool) -> None:
 
 @app.command("list", help="All jobs, one line each.")
 @guarded
-def list_jobs(on: On = "local", namespace: Namespace = None, as_json: Json = False) -> None:
-    found = _jobs(None, None if namespace else on, namespace)
+def list_jobs(on: OnAll = None, namespace: Namespace = None, as_json: Json = False) -> None:
+    found = _all_jobs(on, namespace)
     rows = []
     for name in found.names():
         try:
@@ -174,13 +181,13 @@ def delete(name: Name, on: On = None, namespace: Namespace = None) -> None:
 @app.command(help="The jobs on a web page of this machine, with buttons to pause and resume, until Ctrl-C.")
 @guarded
 def page(
-    on: On = "local",
+    on: OnAll = None,
     namespace: Namespace = None,
     port: Annotated[int, typer.Option(help="0: one that is free.", min=0, max=65535)] = 8642,
 ) -> None:
     from holdfast.kubeflow.page import Page
 
-    found = _jobs(None, None if namespace else on, namespace)
+    found = _all_jobs(on, namespace)
     try:
         served = Page(found, port=port)
     except OSError as error:

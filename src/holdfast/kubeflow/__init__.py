@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import JobNotFoundError, MissingExtraError
 
 if TYPE_CHECKING:
-    from holdfast.kubeflow.jobs import Progress, checkpoints, pause, progress, resume, wait_for
+    from holdfast.kubeflow.jobs import Progress, checkpoints, delete, logs, pause, progress, resume, wait_for
     from holdfast.kubeflow.panel import Panel
     from holdfast.kubeflow.trainer import PeriodicCheckpointConfig, TransformersTrainer
     from holdfast.kubeflow.view import watch
@@ -31,6 +31,8 @@ __all__ = [
     "Progress",
     "TransformersTrainer",
     "checkpoints",
+    "delete",
+    "logs",
     "pause",
     "progress",
     "resume",
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "jobs": ("Progress", "checkpoints", "pause", "progress", "resume", "wait_for"),
+    "jobs": ("Progress", "checkpoints", "delete", "logs", "pause", "progress", "resume", "wait_for"),
     "panel": ("Panel",),
     "trainer": ("PeriodicCheckpointConfig", "TransformersTrainer"),
     "view": ("watch",),

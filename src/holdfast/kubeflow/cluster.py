@@ -13,11 +13,11 @@ from kubernetes.stream import stream
 from urllib3.exceptions import HTTPError
 
 from holdfast.clock import Deadline
-from holdfast.errors import HoldfastError, JobNotFoundError, StoreError
+from holdfast.errors import HoldfastError, JobNotFoundError, MissingExtraError, StoreError
 from holdfast.kubeflow import jobs
 from holdfast.kubeflow.jobs import Progress, UnreachableError
-from holdfast.kubeflow.records import is_on
-from holdfast.operator.names import CONTAINER, INDEX_LABEL, JOBSET_NAME_LABEL, PROGRESS
+from holdfast.kubeflow.records import LIST, is_on
+from holdfast.operator.names import CONTAINER, INDEX_LABEL, JOBSET_NAME_LABEL, PROGRESS, QUEUE_LABEL
 from holdfast.operator.trainjob import asked_by
 from holdfast.progress import ProgressFileError, parse_progress
 from holdfast.store import open_backend
@@ -33,11 +33,8 @@ _NOT_NOW = (0, 429, 500, 502, 503, 504)
 _USUAL_GRACE_S = 30.0
 _PROGRESS_FILE = ("HOLDFAST_PROGRESS_FILE", "TRAINING_PROGRESS_FILE")
 _FIELD = (constants.GROUP, constants.VERSION)
-LIST = (
-    "import json, sys; from holdfast.store import open_backend; from holdfast.store.checkpoints import rows_of; "
-    "print(json.dumps(rows_of(open_backend(sys.argv[1]))))"
-)
-"""In a pod: its checkpoints, without what only the command line needs, which is not carried there."""
+_KUEUE, _KUEUE_VERSIONS, _WORKLOADS = "kueue.x-k8s.io", ("v1beta2", "v1beta1"), "workloads"
+_OF_JOB = f"{_KUEUE}/job-uid"
 
 
 class ClusterJobs:
@@ -81,6 +78,32 @@ class ClusterJobs:
             why = f"{cause.status} {cause.reason}" if isinstance(cause, ApiException) else cause
             raise HoldfastError(f"{error}: {why}" if why else str(error)) from None
 
+    def _stop_or_go(self, name: str, body: dict[str, Any], *, stop: bool) -> None:
+        """Kueue, where it decides about a job, takes back a ``spec.suspend`` of anybody else: there it is asked."""
+        if QUEUE_LABEL not in (body["metadata"].get("labels") or {}) or not self._activate(body, active=not stop):
+            self._suspend(name, stop)
+
+    def _activate(self, body: dict[str, Any], *, active: bool) -> bool:
+        """Whether Kueue knows the job, and has been told."""
+        of_job = f"{_OF_JOB}={body['metadata'].get('uid')}"
+        for version in _KUEUE_VERSIONS:
+            place = (_KUEUE, version, self._namespace, _WORKLOADS)
+            with self._told():
+                try:
+                    found = self._api.list_namespaced_custom_object(
+                        *place, label_selector=of_job, _request_timeout=_TIMEOUT_S
+                    )
+                except ApiException as error:
+                    if error.status == 404:  # another version, or no Kueue
+                        continue
+                    raise
+                for item in found["items"]:
+                    self._api.patch_namespaced_custom_object(
+                        *place, item["metadata"]["name"], {"spec": {"active": active}}, _request_timeout=_TIMEOUT_S
+                    )
+                return bool(found["items"])
+        return False
+
     def _suspend(self, name: str, suspend: bool) -> None:
         with self._told(name):
             self._api.patch_namespaced_custom_object(
@@ -99,19 +122,20 @@ class ClusterJobs:
             raise HoldfastError(f"the job {name!r} is {state}: there is nothing to pause")
         if why := _unsaved(body, pods):
             raise HoldfastError(f"the job {name!r} is not paused: {why}, and would begin anew")
-        self._suspend(name, True)
+        self._stop_or_go(name, body, stop=True)
 
     def grace_s(self, name: str) -> float:
         asked = asked_by(self._get(name))
         return float(asked.grace_s) if asked is not None else _USUAL_GRACE_S
 
     def resume(self, name: str) -> None:
-        if _state(self._get(name), []) == jobs.FAILED:
+        body = self._get(name)
+        if _state(body, []) == jobs.FAILED:
             raise HoldfastError(
                 f"the job {name!r} has failed, and a TrainJob does not start again; delete it, and submit it with the "
                 f"same output_dir: it goes on from there"
             )
-        self._suspend(name, False)
+        self._stop_or_go(name, body, stop=False)
 
     def delete(self, name: str) -> None:
         self._get(name)
@@ -199,7 +223,7 @@ class ClusterJobs:
         if location is None:
             return []
         if "://" in location:
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError, MissingExtraError):
                 return rows_of(open_backend(location))
         text = self._first(self._pods(name), ["python", "-c", LIST, location])
         if text:

@@ -5,8 +5,9 @@ A name is looked up among the local jobs first, unless a client says where to lo
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ CREATED, RUNNING, PAUSING, PAUSED, COMPLETE, FAILED = "Created", "Running", "Pau
 _LOOK_S = 0.5
 _MARGIN_S = 120.0
 """To pause a job takes its grace period at most, and this for what a cluster does before and after."""
+_LAST_WORDS_S = 20.0
+"""What a pod said last is in the status of its job a moment after the pod has gone, if there is an operator."""
 _PATIENCE_S = 60.0
 """How long whoever waits for a job bears with a cluster that does not answer."""
 
@@ -51,6 +54,14 @@ class Progress:
     @property
     def eta(self) -> str | None:
         return self.file.get("estimatedTimeRemaining")
+
+    @property
+    def epoch(self) -> int | None:
+        return self.file.get("epoch")
+
+    @property
+    def learning_rate(self) -> float | None:
+        return _number(self.file.get("learningRate"))
 
     @property
     def loss(self) -> float | None:
@@ -129,7 +140,10 @@ class LocalJobs:
         return Progress(name, PAUSED if state == records.SUSPENDED else state, record.place.progress())
 
     def checkpoints(self, name: str) -> list[dict[str, Any]]:
-        return [row for backend in records.read_record(name).place.backends() for row in rows_of(backend)]
+        record = records.read_record(name)
+        if "://" in record.location:
+            return records.listed(record)
+        return [row for backend in record.place.backends() for row in rows_of(backend)]
 
     def delete(self, name: str) -> None:
         records.delete(name)
@@ -205,7 +219,11 @@ def paused(jobs: Jobs, name: str, timeout_s: float | None) -> Progress:
     """Pause a job of ``jobs``, and wait until it is."""
     limit_s = jobs.grace_s(name) + _MARGIN_S if timeout_s is None else timeout_s
     jobs.pause(name)
-    return _wait(jobs, name, lambda now: now.state in (PAUSED, COMPLETE, FAILED), limit_s)
+    now = _wait(jobs, name, lambda now: now.state in (PAUSED, COMPLETE, FAILED), limit_s)
+    if now.state == PAUSED and "phase" in now.file:
+        with contextlib.suppress(TimeoutError):
+            return _wait(jobs, name, lambda now: now.state != PAUSED or now.file.get("phase") != RUNNING, _LAST_WORDS_S)
+    return now
 
 
 def resume(name: str, *, client: Any = None) -> Progress:
@@ -228,15 +246,29 @@ def checkpoints(name: str, *, client: Any = None) -> list[dict[str, Any]]:
     return where(name, client).checkpoints(name)
 
 
+def logs(name: str, *, client: Any = None, follow: bool = False) -> Iterator[str]:
+    """What the job has printed, line by line; with ``follow``, until it ends or is paused."""
+    return iter(where(name, client).logs(name, follow))
+
+
+def delete(name: str, *, client: Any = None) -> None:
+    """End the job, with a save, and forget it. Its checkpoints stay."""
+    where(name, client).delete(name)
+
+
 def wait_for(
     name: str, *states: str, client: Any = None, timeout_s: float = 600.0, step: int | None = None
 ) -> Progress:
-    """Wait for one of the states (none given: the end), and for a step; raises if the job fails first."""
+    """Wait for one of the states (none given: the end), and for a step; raises if the job fails or ends first."""
     wanted = states or ((COMPLETE,) if step is None else (RUNNING, PAUSED, COMPLETE))
 
     def there(now: Progress) -> bool:
         if now.state == FAILED and FAILED not in wanted:
             raise RuntimeError(f"the job {name} has failed; see its logs")
+        if now.state == COMPLETE and (COMPLETE not in wanted or (step or 0) > (now.step or 0)):
+            at = "" if now.step is None else f" at step {now.step}"
+            wish = " or ".join(wanted) if COMPLETE not in wanted else f"step {step}"
+            raise RuntimeError(f"the job {name} is complete{at}: it will not come to {wish}")
         return now.state in wanted and (step is None or (now.step or 0) >= step)
 
     return _wait(where(name, client), name, there, timeout_s)

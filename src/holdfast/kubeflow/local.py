@@ -110,16 +110,18 @@ class Job(LocalJob):  # type: ignore[misc]
     def run(self) -> None:
         follow(self._record_name, self._cancel_requested)
         if self._cancel_requested.is_set():
-            with contextlib.suppress(JobNotFoundError):
-                delete(self._record_name)
+            self._delete()
 
     def cancel(self) -> None:
         """Delete the job: its processes are gone when this returns, and so may be this one soon."""
         super().cancel()
         if self.is_alive():
             self.join()
-        with contextlib.suppress(JobNotFoundError):  # it had ended before, and nobody followed it any more
-            delete(self._record_name)
+        self._delete()  # it had ended before, and nobody followed it any more
+
+    def _delete(self) -> None:
+        with contextlib.suppress(JobNotFoundError):
+            delete(self._record_name, created=self._last.created)
 
     def _now(self) -> Record:
         with contextlib.suppress(JobNotFoundError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -39,6 +40,12 @@ _LOOK_S = 0.2
 _STOPPED = (None, 129, 130, 143)
 """How a launcher ends that was told to leave by a signal, or had no time to say anything: a reboot, SIGKILL."""
 PROCESSES = "PET_NPROC_PER_NODE"
+LIST = (
+    "import json, sys; from holdfast.store import open_backend; from holdfast.store.checkpoints import rows_of; "
+    "print(json.dumps([row for location in sys.argv[1:] for row in rows_of(open_backend(location))]))"
+)
+"""Tells the checkpoints of locations where a job runs. It needs nothing that only the command line does."""
+_LIST_S = 60.0
 
 
 def jobs_folder() -> str:
@@ -117,7 +124,8 @@ class Record:
             return PAUSING if read_request(self.place.home, since=self.started)[1] == "pause" else RUNNING
         if self.launcher is None:
             return CREATED
-        if self._ended_well():
+        # Nothing less than the end of the script: one that was stopped after its last step may have a model to write.
+        if self.code == 0:
             return COMPLETE
         if self.code not in _STOPPED or not self.is_saved():
             return FAILED
@@ -126,9 +134,6 @@ class Record:
     def is_saved(self) -> bool:
         """Whether it saves when it is told to leave."""
         return all(is_on(self.env.get(name)) for name in ("HOLDFAST_ENABLED", "CHECKPOINT_ENABLED"))
-
-    def _ended_well(self) -> bool:
-        return self.code == 0 if self.code not in _STOPPED else self.place.state() == "complete"
 
 
 def is_on(value: str | None) -> bool:
@@ -193,6 +198,20 @@ def log_lines(record: Record, *, follow: bool) -> Iterator[str]:
         time.sleep(_LOOK_S)
     if rest:
         yield rest
+
+
+def listed(record: Record) -> list[dict[str, Any]]:
+    """The job's checkpoints in an object store, to which it may have been given credentials that this process lacks."""
+    attempt = record.place.attempt()
+    places = [record.location, *([attempt.fallback] if attempt is not None and attempt.fallback else [])]
+    command = [record.python or sys.executable, "-c", LIST, *places]
+    done = subprocess.run(
+        command, env=record.environ or None, capture_output=True, text=True, timeout=_LIST_S, check=False
+    )
+    if done.returncode:
+        raise HoldfastError(f"{record.location} cannot be listed: {done.stderr.strip().rpartition(chr(10))[2]}")
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
 
 
 def read_or(record: Record) -> Record:
@@ -400,8 +419,8 @@ def resume(name: str) -> Record:
             return record
         if live := _left_over(record):
             raise HoldfastError(
-                f"the launcher of the job {name!r} is gone, but its processes {', '.join(map(str, live))} do not "
-                f"leave; end them first"
+                f"the launcher of the job {name!r} is gone, but its processes "
+                f"{', '.join(str(owner.pid) for owner in live)} do not leave; end them first"
             )
         record = start(record)
     threading.Thread(target=follow, args=(name, threading.Event()), daemon=True).start()
@@ -416,21 +435,26 @@ def _wait_for_pause(record: Record) -> None:
         time.sleep(_LOOK_S)
 
 
-def _left_over(record: Record) -> list[int]:
+def _left_over(record: Record) -> list[Owner]:
     """Ranks of a launcher that was killed, after the time that they have to save."""
     attempt = record.place.attempt()
     limit = time.monotonic() + record.grace_s + _MARGIN_S
     while attempt is not None and (live := attempt.live()):
         if time.monotonic() > limit:
-            return [owner.pid for owner in live.values()]
+            return list(live.values())
         time.sleep(_LOOK_S)
     return []
 
 
-def delete(name: str) -> None:
-    """End the job, with a save, and forget it. Checkpoints in its ``output_dir`` stay."""
+def delete(name: str, *, created: float | None = None) -> None:
+    """End the job, with a save, and forget it. Checkpoints in its ``output_dir`` stay.
+
+    ``created``: of the job that is meant. Another that has its name by now is left alone.
+    """
     with locked(name):
         record = read_record(name)
+        if created not in (None, record.created):
+            raise JobNotFoundError(f"the job {name!r} was deleted, and another has that name now")
         _end(record)
         _children.pop(name, None)
         shutil.rmtree(record.folder, ignore_errors=True)
@@ -438,12 +462,10 @@ def delete(name: str) -> None:
 
 def _end(record: Record) -> None:
     owner = record.owner()
-    if owner is None or not procs.is_alive(owner):
-        _left_over(record)
-        return
-    procs.send(owner.pid, owner.started, signal.SIGTERM)
     limit = time.monotonic() + record.grace_s + _MARGIN_S
-    while procs.is_alive(owner):
+    if owner is not None:
+        procs.send(owner.pid, owner.started, signal.SIGTERM)
+    while owner is not None and procs.is_alive(owner):
         child = _children.get(record.name)
         if child is not None:
             child.poll()
@@ -451,4 +473,5 @@ def _end(record: Record) -> None:
             # Its ranks are on a leash: they get SIGTERM as it dies.
             procs.send(owner.pid, owner.started, signal.SIGKILL)
         time.sleep(_LOOK_S)
-    _left_over(record)
+    for left in _left_over(record):
+        procs.send(left.pid, left.started, signal.SIGKILL)

@@ -72,6 +72,11 @@ def parse_output(value: Any) -> Output:
             raise ConfigError(f"output_dir: {value!r} names no claim; it must be pvc://<claim>/<path>")
         if ".." in path.split("/") or ":" in path:
             raise ConfigError(f"output_dir: {value!r} leaves the claim; its path must be without '..' and ':'")
+        if "$(" in path:
+            raise ConfigError(
+                f"output_dir: {value!r} is not accepted: Kubernetes takes $( for the name of a variable; its path must "
+                f"be without it"
+            )
         return Output(value, claim, path.strip("/"))
     if scheme not in _OBJECTS:
         raise ConfigError(f"output_dir: {value!r} has the scheme {scheme!r}, which is not known; it must be {ACCEPTED}")

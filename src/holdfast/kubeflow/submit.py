@@ -23,13 +23,12 @@ from kubernetes.client import ApiException
 from holdfast.errors import ConfigError
 from holdfast.kubeflow import carried
 from holdfast.kubeflow.trainer import TransformersTrainer, take_over
-from holdfast.operator.names import CHECKPOINTING, CONTAINER, DOMAIN
+from holdfast.operator.names import CHECKPOINTING, CONTAINER, DOMAIN, QUEUE_LABEL
 from holdfast.operator.spec import parse
 from holdfast.operator.trainjob import secured
 
 SDK_MANAGER = f"{DOMAIN}/sdk"
 """Who wrote a part of ``spec.runtimePatches`` here."""
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _TIMEOUT_S = 10
 _SECRET_VARIABLES = (
     "AWS_ACCESS_KEY_ID",

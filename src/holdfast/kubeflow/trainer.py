@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from kubeflow.trainer.types.types import CustomTrainer
 
-from holdfast.config import settings_table
+from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError
 from holdfast.kubeflow.payload import carrier
 from holdfast.kubeflow.storage import Output, is_name, parse_output
@@ -19,6 +20,8 @@ from holdfast.kubeflow.storage import Output, is_name, parse_output
 STRATEGIES = ("steps", "epoch", "no")
 GRACE_S = 60
 _LEAST_GRACE_S = 5
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_QUANTITY = re.compile(r"\+?[0-9]+(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE]\+?[0-9]+)?")
 _OURS = ("HOLDFAST_DIR", "CHECKPOINT_URI", "HOLDFAST_TRAINER_ARGUMENTS")
 """Variables that ``output_dir`` and ``periodic_checkpoint_config`` are for."""
 
@@ -97,6 +100,11 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
         _check_count("num_nodes", self.num_nodes)
         for name in ("packages_to_install", "pip_index_urls"):
             _check_texts(name, getattr(self, name))
+        if self.packages_to_install and not self.pip_index_urls:
+            raise ConfigError("pip_index_urls: is empty; packages_to_install come from the first of them")
+        if self.image is not None and (not isinstance(self.image, str) or not self.image.strip()):
+            raise ConfigError(f"image: {self.image!r} is not accepted; it must be the name of a container image")
+        _check_resources(self.resources_per_node)
         self.output = parse_output(self.output_dir) if self.output_dir is not None else None
         if self.enable_jit_checkpoint is None:
             self.enable_jit_checkpoint = self.output is not None
@@ -139,11 +147,15 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
 
     def _environment(self) -> dict[str, str]:
         # A copy with other arguments gets other variables, not those that were made before.
+        if self.env is not None and not isinstance(self.env, Mapping):
+            raise ConfigError(f"env: {self.env!r} is not accepted; it must be a dictionary of names and values")
         made = getattr(self.env, "made", {})
         own = {name: value for name, value in (self.env or {}).items() if made.get(name) != value}
         for name, value in own.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise ConfigError(f"env[{name!r}]: {value!r} is not accepted; names and values of variables are texts")
+            if not _VARIABLE.fullmatch(name):
+                raise ConfigError(f"env: {name!r} is not accepted; it must be the name of a variable, such as MY_VALUE")
         self._check_switches(own)
         given = {name for name in _OURS if name in own}
         if given and self.output is not None and not self._is_made(own):
@@ -152,25 +164,33 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
 
     def _check_switches(self, own: dict[str, str]) -> None:
         """Raises ConfigError for variables that say something else than the arguments."""
-        settings = settings_table()
-        for key in ("enabled", "checkpointing", "grace_period"):
-            for name in settings[key].env:
-                if name not in own:
+        for key, setting in settings_table().items():
+            for name in setting.env:
+                if not own.get(name):
                     continue
                 try:
-                    value = settings[key].parse(own[name])
-                except ValueError as error:
+                    value = setting.parse(own[name])
+                except (ValueError, TypeError) as error:
                     raise ConfigError(f"env[{name!r}]: {own[name]!r} is not accepted; it must be {error}") from None
                 if key == "grace_period" and value > self.grace_period_seconds:
                     raise ConfigError(
                         f"env[{name!r}]: {own[name]!r} is longer than grace_period_seconds, which is "
                         f"{self.grace_period_seconds}: SIGKILL would come first; give it as grace_period_seconds"
                     )
-                if key != "grace_period" and self.enable_jit_checkpoint and not value:
+                if key == "kill_wait" and value >= self.grace_period_seconds:
+                    raise ConfigError(
+                        f"env[{name!r}]: {own[name]!r} leaves no time for a save; it must be shorter than "
+                        f"grace_period_seconds, which is {self.grace_period_seconds}"
+                    )
+                if key in ("enabled", "checkpointing") and self.enable_jit_checkpoint and not value:
                     raise ConfigError(
                         f"env[{name!r}]: {own[name]!r} contradicts enable_jit_checkpoint=True; leave it out, or give "
                         f"enable_jit_checkpoint=False"
                     )
+        try:
+            Settings.load(own)
+        except ConfigError as error:  # of several that do not go together
+            raise ConfigError(f"env: {error}") from None
 
     def _is_made(self, own: dict[str, str]) -> bool:
         """Whether the variables are those of a trainer with the same arguments."""
@@ -245,5 +265,17 @@ def _check_count(name: str, value: Any) -> None:
 def _check_texts(name: str, value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) and one.strip() for one in value):
         raise ConfigError(f"{name}: {value!r} is not accepted; it must be a list of texts")
+
+
+def _check_resources(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'resources_per_node: {value!r} is not accepted; it must be such as {{"cpu": 4, "gpu": 1}}')
+    for name, amount in value.items():
+        if not isinstance(name, str) or isinstance(amount, bool) or not _QUANTITY.fullmatch(str(amount)):
+            raise ConfigError(
+                f"resources_per_node[{name!r}]: {amount!r} is not accepted; it must be an amount, such as 4 or '16Gi'"
+            )

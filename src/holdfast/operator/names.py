@@ -25,6 +25,8 @@ JOBSET_NAME_LABEL = "jobset.sigs.k8s.io/jobset-name"
 JOB_NAME_LABEL = "batch.kubernetes.io/job-name"
 JOB_INDEX_LABEL = "jobset.sigs.k8s.io/job-global-index"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Of a job that Kueue admits."""
 CONTAINER = "node"
 """The container, and the replicated job, in which Kubeflow Trainer trains."""
 
