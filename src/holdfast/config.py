@@ -417,7 +417,7 @@ class Settings:
         unknown = given.keys() - table.keys()
         if unknown:
             raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; accepted are {', '.join(sorted(table))}")
-        bare_interval = False
+        bare_interval, interval = False, ""
         for name, setting in table.items():
             origin, value = name, given.get(name)
             if value is None:
@@ -431,11 +431,12 @@ class Settings:
                 values[name] = setting.parse(value)
             except (ValueError, TypeError) as error:
                 raise ConfigError(f"{origin}={value!r} is not accepted; it must be {error}") from None
-            if name == "save_every" and origin == "CHECKPOINT_INTERVAL":
-                bare_interval = str(value).strip().isdigit()
+            if name == "save_every":
+                interval = str(value).strip()
+                bare_interval = origin == "CHECKPOINT_INTERVAL" and interval.isdigit()
         strategy = values.get("strategy")
         if strategy and given.get("save_every") is None:
-            values["save_every"] = _by_strategy(strategy, values.get("save_every", Every()), bare_interval)
+            values["save_every"] = _by_strategy(strategy, values.get("save_every", Every()), interval, bare_interval)
         if values.get("resume") == "own" and values.get("run_id") is None:
             raise ConfigError("HOLDFAST_RESUME='own' needs HOLDFAST_RUN_ID, by which a run knows what it has saved")
         if values.get("cloud") == "none":
@@ -450,7 +451,8 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
 
-def _by_strategy(strategy: str, every: Every, bare: bool) -> Every:
+def _by_strategy(strategy: str, every: Every, interval: str, bare: bool) -> Every:
+    """``interval``: as it was given; ``bare``: it is a number alone, which counts whatever the strategy says."""
     if strategy == "no":
         return Every()
     if strategy == "epoch":
@@ -458,11 +460,16 @@ def _by_strategy(strategy: str, every: Every, bare: bool) -> Every:
     if strategy == "time":
         seconds = float(every.steps) if bare and every.steps else every.seconds
         if seconds is None:
-            raise ConfigError("CHECKPOINT_STRATEGY='time' needs CHECKPOINT_INTERVAL, a duration such as '5m'")
+            raise _other_interval("time", "a duration such as '5m'", interval)
         return Every(seconds=seconds)
     if every.steps is None:
-        raise ConfigError("CHECKPOINT_STRATEGY='steps' needs CHECKPOINT_INTERVAL, a number of steps such as '500'")
+        raise _other_interval("steps", "a number of steps such as '500'", interval)
     return every
+
+
+def _other_interval(strategy: str, wanted: str, interval: str) -> ConfigError:
+    also = f", and not {interval!r}, which is enough without CHECKPOINT_STRATEGY" if interval else ""
+    return ConfigError(f"CHECKPOINT_STRATEGY={strategy!r} needs CHECKPOINT_INTERVAL, {wanted}{also}")
 
 
 def settings_table() -> dict[str, Setting]:

@@ -138,7 +138,7 @@ FULL: dict[str, Any] = {
         "fallback": {"persistentVolume": {"claimName": "second", "mountPath": "/second"}},
     },
     "env": [
-        {"name": "CHECKPOINT_STRATEGY", "value": "steps"},
+        {"name": "CHECKPOINT_STRATEGY", "value": "epoch"},
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
     ],
 }
@@ -613,7 +613,7 @@ FROM_TRAINJOB = {MANAGED: "TrainJob", CHECKPOINTING: json.dumps({"storage": {"se
 
 NAMES = st.sampled_from(["A", "B", "HOLDFAST_ENABLED", "CHECKPOINT_URI", "TRAINING_PROGRESS_FILE", "HOLDFAST_RUN_ID"])
 VARIABLE = st.one_of(
-    st.fixed_dictionaries({"name": NAMES, "value": st.sampled_from(["", "x", "/mine"])}),
+    st.fixed_dictionaries({"name": NAMES, "value": st.sampled_from(["", "1", "0"])}),
     st.fixed_dictionaries({"name": NAMES, "valueFrom": st.just({"secretKeyRef": {"name": "s", "key": "k"}})}),
     st.fixed_dictionaries({"name": NAMES}),
 )
@@ -850,6 +850,72 @@ def test_a_copy_of_a_trainjob_with_another_location_has_the_variables_of_the_oth
     env = trainjob.secured(copied)["spec"]["trainer"]["env"]
     assert [one["value"] for one in env if one["name"] == "CHECKPOINT_URI"] == ["s3://new/x"]
     assert {"name": "MINE"} in env
+
+
+INTERVAL = "spec.checkpointing.interval"
+
+
+@pytest.mark.parametrize(
+    ("interval", "env", "said"),
+    [
+        (
+            "5m",
+            {"CHECKPOINT_STRATEGY": "steps"},
+            f"CHECKPOINT_STRATEGY: 'steps' needs {INTERVAL}, a number of steps such as '500', and not '5m', which is "
+            f"enough without CHECKPOINT_STRATEGY",
+        ),
+        (
+            "500 steps",
+            {"CHECKPOINT_STRATEGY": "time"},
+            f"CHECKPOINT_STRATEGY: 'time' needs {INTERVAL}, a duration such as '5m', and not '500 steps'",
+        ),
+        (None, {"CHECKPOINT_STRATEGY": "steps"}, f"CHECKPOINT_STRATEGY: 'steps' needs {INTERVAL}, a number of steps"),
+        (None, {"CHECKPOINT_STRATEGY": "time"}, f"CHECKPOINT_STRATEGY: 'time' needs {INTERVAL}, a duration such"),
+        (None, {"HOLDFAST_KILL_WAIT": "soon"}, "HOLDFAST_KILL_WAIT: 'soon' is not accepted; it must be a number of"),
+        (None, {"CHECKPOINT_MAX_CHECKPOINTS": "0"}, "CHECKPOINT_MAX_CHECKPOINTS: '0' is not accepted; it must be"),
+        (None, {"CHECKPOINT_ENABLED": "maybe"}, "CHECKPOINT_ENABLED: 'maybe' is not accepted; it must be 1/true"),
+        (None, {"HOLDFAST_PROGRESS_URL": "https://me:hunter2@host"}, "'https://***@host' is not accepted"),
+    ],
+)
+def test_variables_with_which_the_training_would_not_start_are_refused_in_its_own_words(interval, env, said):
+    block = {"env": [{"name": name, "value": value} for name, value in env.items()]}
+    block |= {} if interval is None else {"interval": interval}
+    with pytest.raises(SpecError) as refused:
+        trainjob.secured(train_job(block))
+    assert str(refused.value).startswith("spec.checkpointing.env[0] ")
+    assert said in str(refused.value)
+    for secure, thing in ((jobset.secured_job, job), (jobset.secured_jobset, job_set)):
+        with pytest.raises(SpecError, match=re.escape(f"annotation {CHECKPOINTING}.env[0] ")):
+            secure(thing({CHECKPOINTING: json.dumps(block)}))
+
+
+def test_a_variable_that_the_job_has_beside_the_block_is_looked_at_too():
+    with pytest.raises(SpecError, match="variable HOLDFAST_KILL_WAIT: 'soon' is not accepted"):
+        trainjob.secured(train_job({}, trainer={"env": [{"name": "HOLDFAST_KILL_WAIT", "value": "soon"}]}))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"interval": 500, "env": [{"name": "CHECKPOINT_STRATEGY", "value": "steps"}]},
+        {"interval": "300", "env": [{"name": "CHECKPOINT_STRATEGY", "value": "time"}]},
+        {"interval": "5m", "env": [{"name": "CHECKPOINT_STRATEGY", "value": "epoch"}]},
+        {"interval": "500", "enabled": False, "env": [{"name": "CHECKPOINT_STRATEGY", "value": "steps"}]},
+        {"env": [{"name": "HOLDFAST_KILL_WAIT", "value": "$(SECONDS)"}]},
+        {"env": [{"name": "HOLDFAST_KILL_WAIT", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+        {
+            "env": [
+                {"name": "CHECKPOINT_INTERVAL", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+                {"name": "CHECKPOINT_STRATEGY", "value": "steps"},
+            ]
+        },
+        {"env": [{"name": "HOLDFAST_ENABLED", "value": "0"}, {"name": "HOLDFAST_KILL_WAIT", "value": "soon"}]},
+        {"resumeFromCheckpoint": False},
+    ],
+)
+def test_variables_that_the_training_takes_or_that_only_the_pod_will_know_are_accepted(block):
+    trainjob.secured(train_job(block))
+    jobset.secured_job(job({CHECKPOINTING: json.dumps(block)}))
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def secure(template: dict[str, Any], asked: Checkpointing, run_id: dict[str, Any
     spec["terminationGracePeriodSeconds"] = max(asked.grace_s, spec.get("terminationGracePeriodSeconds") or 0)
     for container in trains:
         container["env"] = added(container.get("env"), variables(asked, run_id, push))
+        asked.check(container["env"])
     if asked.secret:
         add_secret(trains, asked.secret)
 

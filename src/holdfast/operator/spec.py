@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from holdfast.config import parse_duration
+from holdfast.config import Settings, parse_duration
 from holdfast.errors import ConfigError
 from holdfast.operator.names import CHECKPOINTING, PROGRESS_FILE
 
@@ -33,6 +33,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _QUANTITY = re.compile(r"(?=.*[1-9])[0-9]{1,15}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?")
 _LONGEST, _DEEPEST = 32768, 16
 """Characters and levels of a block in an annotation: the webhook answers nobody else while it reads one."""
+_TOGETHER = ("HOLDFAST_SAVE_EVERY", "CHECKPOINT_INTERVAL", "CHECKPOINT_STRATEGY")
+"""Variables that only make sense together."""
 _MOST = 2**31 - 1
 """What the API server's ``int32`` holds."""
 
@@ -67,6 +69,8 @@ class Checkpointing:
     secret: str | None = None
     grace_s: int = GRACE_S
     env: list[dict[str, Any]] = field(default_factory=list)
+    where: str = field(default="spec.checkpointing", compare=False)
+    """What messages call the block."""
 
     @property
     def location(self) -> str | None:
@@ -94,13 +98,14 @@ class Checkpointing:
             "HOLDFAST_GRACE_PERIOD": str(max(1, self.grace_s - LEAVE_S)),
             "PET_SHUTDOWN_TIMEOUT": str(self.grace_s),
         }
+        if self.interval is not None:
+            given["CHECKPOINT_INTERVAL"] = self.interval
         if self.enabled:
             fallback = self.fallback.path if self.fallback else None
             if self.uri and _scheme(self.uri) in SCHEMES and self.volume and not self.fallback:
                 fallback = self.volume.path
             optional = {
                 "CHECKPOINT_URI": self.location,
-                "CHECKPOINT_INTERVAL": self.interval,
                 "CHECKPOINT_MAX_CHECKPOINTS": None if self.max_checkpoints is None else str(self.max_checkpoints),
                 # Not "never": pods that are started again have the same variables, and go on from what the job saved.
                 "CHECKPOINT_RESUME": "auto" if self.resume else "own",
@@ -112,6 +117,35 @@ class Checkpointing:
         if run_id is not None and "HOLDFAST_RUN_ID" not in own:
             variables.append({"name": "HOLDFAST_RUN_ID", "valueFrom": run_id})
         return [*variables, *own.values()]
+
+    def check(self, variables: list[dict[str, Any]]) -> None:
+        """Raises :class:`SpecError` if the training would not start with these variables of its container.
+
+        Those that the block makes, and those that the job itself has beside it: what is wrong with them is better said
+        to whoever creates the job than by each of its pods.
+        """
+        environ = {one["name"]: one["value"] for one in variables if one.get("value") and "$(" not in one["value"]}
+        unknown = {one["name"] for one in variables} - environ.keys()
+        if unknown & set(_TOGETHER):
+            environ = {name: value for name, value in environ.items() if name not in _TOGETHER}
+        if any(one["name"] == "HOLDFAST_RUN_ID" and one.get("valueFrom") for one in variables):
+            environ["HOLDFAST_RUN_ID"] = "known to the pod"
+        try:
+            if environ.get("HOLDFAST_ENABLED", "").strip().lower() not in ("0", "false", "no", "off"):
+                Settings.load(environ)
+        except ConfigError as error:
+            raise SpecError(self._said(str(error))) from None
+
+    def _said(self, text: str) -> str:
+        """What the training says of a variable, with the field that it comes from."""
+        text = re.sub(r"://[^/'\s]*@", "://***@", text)
+        name, _, rest = text.partition("=")
+        places = {one["name"]: f"{self.where}.env[{index}] {one['name']}" for index, one in enumerate(self.env)}
+        if "CHECKPOINT_INTERVAL" not in places:
+            rest = rest.replace("CHECKPOINT_INTERVAL", f"{self.where}.interval")
+        if name == "CHECKPOINT_INTERVAL":
+            return f"{places.get(name, f'{self.where}.interval')}: {rest}"
+        return f"{places.get(name, f'variable {name}')}: {rest}"
 
     @property
     def progress_file(self) -> str:
@@ -127,7 +161,7 @@ def from_annotations(annotations: Mapping[str, str]) -> Checkpointing | None:
         return None
     where = f"annotation {CHECKPOINTING}"
     if text.strip().lower() in ("true", "false"):
-        return Checkpointing(enabled=text.strip().lower() == "true")
+        return Checkpointing(enabled=text.strip().lower() == "true", where=where)
     try:
         block = _load(text)
     except Exception:  # of any kind: the YAML of others makes the parser raise more than its own errors
@@ -204,6 +238,7 @@ def parse(block: Any, where: str = "spec.checkpointing") -> Checkpointing:
         secret=_take(secret, "name", f"{where}.storage.secretRef", _name),
         grace_s=_take(block, "gracePeriodSeconds", where, _at_least(5), GRACE_S),
         env=_env(_given(block, "env", []), f"{where}.env"),
+        where=where,
     )
 
 

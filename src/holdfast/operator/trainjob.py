@@ -64,6 +64,7 @@ def secured(trainjob: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str,
     trainer = spec["trainer"] = spec.get("trainer") or {}
     # Variables of this container are refused in a runtime patch: upstream wants them here.
     trainer["env"] = pods.added(_without_ours(trainjob, push), pods.variables(asked, run_id(asked), push))
+    asked.check(trainer["env"])
     text = _as_text(trainjob)
     others = [patch for patch in spec.get("runtimePatches") or [] if not _is_ours(patch)]
     spec["runtimePatches"] = [*others, _runtime_patch(asked, push, text)]
