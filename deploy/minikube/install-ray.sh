@@ -55,9 +55,14 @@ grafana_url() {
     printf '%s\n' "${GRAFANA_URL:-http://localhost:30300}"
 }
 
+not_a_component() { # PART WHY
+    die "WITH: '$1' is not a component: $2; accepted are $(cd "$HERE/components" && echo *), and the path of a folder with" \
+        "a kustomization.yaml"
+}
+
 # The manifests as one kustomization, in a copy: the components, then the values of the variables.
 prepare() {
-    local part name
+    local part name number=0 seen=' '
     cp -R "$HERE/base" "$HERE/components" "$work"
     if has monitoring; then
         sed "s|http://localhost:30300|$(grafana_url)|" "$HERE/components/monitoring/kustomization.yaml" \
@@ -66,14 +71,17 @@ prepare() {
     {
         printf '%s\n' "apiVersion: kustomize.config.k8s.io/v1beta1" "kind: Kustomization" "resources: [base]" "components:"
         for part in $WITH; do
+            case $seen in *" $part "*) continue ;; esac # kustomize would apply its patches twice
+            seen="$seen$part "
             name=components/$part
             if [[ $part == */* ]]; then
-                name=own/$(basename "$part")
+                # Two folders may have the same name.
+                number=$((number + 1)) name=own/$number
+                [ -d "$part" ] || not_a_component "$part" "there is no such folder"
                 mkdir -p "$work/own"
-                cp -R "$part" "$work/$name"
+                cp -R "$part" "$work/$name" || not_a_component "$part" "it cannot be read"
             fi
-            [ -f "$work/$name/kustomization.yaml" ] || die "WITH: '$part' is not a component; there are:" \
-                "$(cd "$HERE/components" && echo *), or the path of a folder with a kustomization.yaml"
+            [ -f "$work/$name/kustomization.yaml" ] || not_a_component "$part" "it has no kustomization.yaml"
             printf '%s\n' "  - $name"
         done
         # Last, so that they win.
@@ -163,7 +171,11 @@ if [ -n "$before" ] && [ -n "$old" ] && [ "$before" != "$(shape)" ]; then
     # shellcheck disable=SC2086 # one word each
     k -n "$NAMESPACE" wait $old --for=delete "--timeout=${TIMEOUT_S}s" ||
         die "pods from before the change are still there after $TIMEOUT_S s: delete them, or run cleanup.sh --keep-cluster"
+    until=$((SECONDS + TIMEOUT_S))
     while head=$(from_cluster '{.status.head.podName}') && [ -n "$head" ] && [[ $old =~ pod/"$head"($|[[:space:]]) ]]; do
+        ((SECONDS < until)) ||
+            die "KubeRay still names the old head, $head, after $TIMEOUT_S s: does its operator run? 'kubectl -n" \
+                "$NAMESPACE get pods' says it; TIMEOUT_S gives it longer"
         sleep 1
     done
 fi

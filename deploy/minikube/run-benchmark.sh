@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # The baseline and the Ray training in the cluster of install-ray.sh, and their comparison. The scripts are those of
-# examples/parallel-training as they lie here. The baseline runs in a worker's pod: it has what one worker has.
+# examples/parallel-training as they lie here. The baseline runs in a worker's pod: it has what one worker has. If that
+# pod goes, the baseline is started again and goes on from what it has saved, as the training on Ray does by itself.
 #
 #   EPOCHS=5 BATCH_SIZE=128    of both trainings; the batch is that of all workers together
 #   IMAGES=4096 TEST_IMAGES=1024   how many; all of CIFAR-10 are 50000 and 10000, for which TIMEOUT_S is too short
 #   WORKERS=2                  or several numbers, such as WORKERS="1 2"
 #   TRAINING_ARGS=             more options of both, such as "--data generated --filters 16"
 #   PREEMPT_AT=                train on Ray once more, and delete the pod of a worker at this step
+#   REQUIRE_TARGETS=           1: fail also where a speedup is below its target; the accuracy has to be right in any case
 #   RESULTS=results            folder of this machine for what comes back; results of an earlier run there are removed
 #   TIMEOUT_S=7200             for each training
 #   KUBE_CONTEXT=holdfast      the cluster, as kubectl calls it
@@ -17,13 +19,14 @@ no_arguments "$@"
 
 EPOCHS=${EPOCHS:-5} IMAGES=${IMAGES:-4096} TEST_IMAGES=${TEST_IMAGES:-1024}
 BATCH_SIZE=${BATCH_SIZE:-128} WORKERS=${WORKERS:-2} PREEMPT_AT=${PREEMPT_AT:-}
-TRAINING_ARGS=${TRAINING_ARGS:-} RESULTS=${RESULTS:-$ROOT/results} TIMEOUT_S=${TIMEOUT_S:-7200} POLL_S=${POLL_S:-2}
+REQUIRE_TARGETS=${REQUIRE_TARGETS:-} TRAINING_ARGS=${TRAINING_ARGS:-} RESULTS=${RESULTS:-$ROOT/results} TIMEOUT_S=${TIMEOUT_S:-7200} POLL_S=${POLL_S:-2}
 whole EPOCHS 1
 whole BATCH_SIZE 1
 whole IMAGES 16
 whole TEST_IMAGES 16
 whole TIMEOUT_S 1
 [ -z "$PREEMPT_AT" ] || whole PREEMPT_AT 1
+[[ $REQUIRE_TARGETS =~ ^[01]?$ ]] || die "REQUIRE_TARGETS=$REQUIRE_TARGETS is not accepted: it must be 1, or 0"
 read -r -a groups <<<"${WORKERS//,/ }"
 ((${#groups[@]})) || die "WORKERS is empty: it must be one or several whole numbers"
 most=0
@@ -95,7 +98,7 @@ mkdir -p "$RESULTS"
 # What is there of an earlier run must not be taken for this one's.
 rm -rf "${RESULTS:?}/interrupted"
 rm -f "$RESULTS"/{baseline_results,comparison}.json "$RESULTS"/{ray_results,ceiling}_*workers.json \
-    "$RESULTS"/{training_curves,speedup,epoch_time}.png "$RESULTS"/{baseline,comparison}.log \
+    "$RESULTS"/{training_curves,speedup,epoch_time}.png "$RESULTS"/{baseline,baseline-[0-9],comparison}.log \
     "$RESULTS"/{ray,ceiling}-*workers*.log "$RESULTS/.preempted"
 if [ -n "$PREEMPT_AT" ]; then
     mkdir "$RESULTS/interrupted"
@@ -115,30 +118,51 @@ stop() {
 trap stop EXIT
 
 export_to_job=(env "KERAS_HOME=/results/keras" "PYTHONUNBUFFERED=1" "RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265")
-# Asked without Ray's own command line, which takes seconds of a CPU that the training needs.
+# Status and exit code. Asked without Ray's own command line, which takes seconds of a CPU that the training needs.
 status_of() {
     from_head python -c "import json, urllib.request as u
-print(json.load(u.urlopen('http://127.0.0.1:8265/api/jobs/$1', timeout=30))['status'])"
+job = json.load(u.urlopen('http://127.0.0.1:8265/api/jobs/$1', timeout=30))
+print(job['status'], job.get('driver_exit_code'))"
 }
 
-# run_job NAME CPUS GPUS COMMAND…: in the cluster, with its log here and in the results.
+exit_code=0
+# run_job NAME CPUS GPUS COMMAND…: in the cluster, with its log here and in the results. The exit code of the command goes
+# to exit_code. With TRIES, a command that ends otherwise is started again, so many times in all; with ACCEPTED, that exit
+# code is no failure.
 run_job() {
-    local name=$1 cpus=$2 gpus=$3 log=$RESULTS/$1.log status until=$((SECONDS + TIMEOUT_S)) shown=0
+    local name=$1 cpus=$2 gpus=$3 log=$RESULTS/$1.log answer status until=$((SECONDS + TIMEOUT_S)) shown=0 try=1
     shift 3
     say "$name: $*"
-    from_head env RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265 ray job submit --no-wait --submission-id "$run-$name" \
-        --entrypoint-num-cpus "$cpus" --entrypoint-num-gpus "$gpus" -- "${export_to_job[@]}" "$@" >"$log" 2>&1 || {
-        cat "$log" >&2
-        die "$name cannot be submitted"
-    }
-    job=$run-$name
     while true; do
+        if [ -z "$job" ]; then
+            job=$run-$name-$try
+            from_head env RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265 ray job submit --no-wait --submission-id "$job" \
+                --entrypoint-num-cpus "$cpus" --entrypoint-num-gpus "$gpus" -- "${export_to_job[@]}" "$@" >"$log" 2>&1 || {
+                job=''
+                cat "$log" >&2
+                die "$name cannot be submitted"
+            }
+        fi
         from_head env RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265 timeout "$((until > SECONDS ? until - SECONDS : 1))" \
             ray job logs --follow --log-color false "$job" |
             tee "$log" | tail -n "+$((shown + 1))" || true
-        status=$(retry 5 status_of "$job") || die "$name: the head does not say how the job ended"
+        answer=$(retry 5 status_of "$job") || die "$name: the head does not say how the job ended"
+        read -r status exit_code <<<"$answer"
         case $status in
             SUCCEEDED) break ;;
+            FAILED)
+                job=''
+                [ "$exit_code" != "${ACCEPTED:-0}" ] || break
+                # 2: it has refused what it was told, and would do so again.
+                if ((try >= ${TRIES:-1})) || [ "$exit_code" = 2 ] || ((SECONDS >= until)); then
+                    die "$name ended as $status, with the exit code $exit_code. Its log: $log"
+                fi
+                mv "$log" "$RESULTS/$name-$try.log"
+                try=$((try + 1)) shown=0
+                warn "$name ended with the exit code $exit_code: the same command again, try $try of $TRIES. It goes on" \
+                    "from what it has saved"
+                sleep "$POLL_S"
+                ;;
             PENDING | RUNNING)
                 ((SECONDS < until)) || die "$name: it still runs after $TIMEOUT_S s. TIMEOUT_S gives it longer"
                 warn "$name: the log broke off and is read again"
@@ -175,7 +199,10 @@ preempt() {
 # ---------------------------------------------------------------- the trainings
 options=(--epochs "$EPOCHS" --batch-size "$BATCH_SIZE" --images "$IMAGES" --test-images "$TEST_IMAGES" --cpus "$cpus"
     --gpus "$gpus" ${more[@]+"${more[@]}"})
-run_job baseline "$cpus" "$gpus" env HOLDFAST_ENABLED=1 "HOLDFAST_DIR=$there/baseline" \
+# A pod that is told to stop makes the file of this name: raycluster.yaml. The name of the pod is put in by Ray's shell.
+# shellcheck disable=SC2016
+leaving='HOLDFAST_NOTICE_FILE=/tmp/leaving-$HOSTNAME'
+TRIES=3 run_job baseline "$cpus" "$gpus" env HOLDFAST_ENABLED=1 "HOLDFAST_DIR=$there/baseline" "$leaving" \
     python "$there/code/baseline_training.py" --save-path "$there" "${options[@]}"
 train_on() { # WORKERS NAME FOLDER VARIABLE…
     local workers=$1 name=$2 folder=$3
@@ -206,7 +233,10 @@ for workers in "${groups[@]}"; do
     fi
     rm -f "$RESULTS/.preempted"
 done
-run_job comparison 0 0 python "$there/code/compare.py" --save-path "$there"
+required=()
+[ "$REQUIRE_TARGETS" != 1 ] || required=(--require-targets)
+ACCEPTED=1 run_job comparison 0 0 python "$there/code/compare.py" --save-path "$there" ${required[@]+"${required[@]}"}
+targets_missed=$exit_code
 
 # ---------------------------------------------------------------- back
 fetch() {
@@ -214,6 +244,8 @@ fetch() {
 }
 retry 3 fetch || die "the results cannot be copied out of the cluster; they lie in $there of its pods"
 [ -f "$RESULTS/comparison.json" ] || die "there is no comparison.json among the results in $RESULTS"
+[ "$targets_missed" != 1 ] || die "a target was missed: the lines of $RESULTS/comparison.log that begin with failed: say" \
+    "which. All results are in $RESULTS"
 [ -z "$missed" ] || die "PREEMPT_AT=$PREEMPT_AT: $missed. All else is in $RESULTS"
 [ -z "$PREEMPT_AT" ] || from_head python "$there/code/interruption.py" check "$there/comparison.json" ||
     die "a training that was interrupted lost steps or ended with other weights: see 'interrupted' in" \

@@ -16,7 +16,7 @@ SCRIPTS = ROOT / "deploy/minikube"
 TOOLS = ("minikube", "kubectl", "helm", "docker")
 PLAIN = (
     *("awk", "basename", "bash", "cat", "chmod", "cp", "date", "dirname", "env", "grep", "head", "kill", "mkdir"),
-    *("mktemp", "rm", "sed", "sh", "sleep", "sort", "tail", "tar", "tee", "wc"),
+    *("mktemp", "mv", "rm", "sed", "sh", "sleep", "sort", "tail", "tar", "tee", "wc"),
 )
 """All else that the scripts may call."""
 

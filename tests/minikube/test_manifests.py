@@ -212,14 +212,24 @@ def test_the_variables_of_the_script_are_in_the_cluster(render: Callable[..., Ob
     assert {pod["containers"][0]["image"] for pod in pods_of(cluster)} == {"example.com/ray:1"}
 
 
-def test_a_component_of_ones_own_is_added(render: Callable[..., Objects], tmp_path: Path) -> None:
-    own = tmp_path / "mine"
-    own.mkdir()
-    (own / "kustomization.yaml").write_text(
-        "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\npatches:\n"
-        '  - target: {kind: RayCluster}\n    patch: \'[{"op": "add", "path": "/spec/suspend", "value": true}]\'\n'
-    )
-    assert cluster_of(render(str(own)))["spec"]["suspend"] is True
+def own_component(folder: Path, field: str) -> str:
+    """One that sets this field of the cluster."""
+    folder.mkdir(parents=True)
+    patch = json.dumps([{"op": "add", "path": f"/spec/{field}", "value": True}])
+    kind = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
+    patches = [{"target": {"kind": "RayCluster"}, "patch": patch}]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump({**kind, "patches": patches}))
+    return str(folder)
+
+
+def test_components_of_ones_own_are_added_though_they_have_one_name(
+    render: Callable[..., Objects], tmp_path: Path
+) -> None:
+    first = own_component(tmp_path / "a/mine", "suspend")
+    second = own_component(tmp_path / "b/mine", "enableInTreeAutoscaling")
+    assert cluster_of(render(first))["spec"]["suspend"] is True
+    spec = cluster_of(render(first, "claim", second, "claim"))["spec"]
+    assert (spec["suspend"], spec["enableInTreeAutoscaling"]) == (True, True)
 
 
 def test_the_results_are_on_a_folder_of_the_machine_or_on_a_claim(render: Callable[..., Objects]) -> None:

@@ -159,6 +159,7 @@ def test_a_cluster_with_another_number_of_nodes_is_not_taken_for_ours(stage: Sta
         ("run-benchmark.sh", "BATCH_SIZE", "09"),
         ("run-benchmark.sh", "WORKERS", "2 two"),
         ("run-benchmark.sh", "PREEMPT_AT", "soon"),
+        ("run-benchmark.sh", "REQUIRE_TARGETS", "yes"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(stage: Stage, script: str, name: str, value: str) -> None:
@@ -266,6 +267,8 @@ def test_after_a_change_the_new_pods_are_waited_for(stage: Stage) -> None:
     gone = done.place("kubectl", "wait", "pod/old-head", "pod/old-worker", "--for=delete")
     assert done.place("kubectl", "apply") < gone < done.place("kubectl", "--for=condition=HeadPodReady")
     assert sum("head.podName" in line for line in done.lines) == 2
+    stage.tell("heads", ["old-head"])
+    refused(stage.run("install-ray.sh", TIMEOUT_S="1"), "KubeRay still names the old head, old-head, after 1 s")
     stage.fail("--for=delete")
     refused(stage.run("install-ray.sh"), "pods from before the change are still there after 600 s")
 
@@ -318,6 +321,20 @@ def test_parts_that_do_not_go_together_or_do_not_exist_are_refused(stage: Stage)
     refused(stage.run("install-ray.sh", WITH="kueue autoscaling"), "leave out one of the two")
     done = refused(stage.run("install-ray.sh", WITH="claim gpus"), "'gpus' is not a component", "autoscaling claim gpu")
     assert not done.called("kubectl", "apply")
+    (stage.folder / "empty").mkdir()
+    for part, why in (("/no/such/folder", "there is no such folder"), ("./empty", "it has no kustomization.yaml")):
+        said = f"WITH: '{part}' is not a component: {why}; accepted are autoscaling claim gpu"
+        done = refused(stage.run("install-ray.sh", WITH=f"claim {part}"), said, "a folder with a kustomization.yaml")
+        assert not done.called("kubectl", "apply")
+
+
+def test_each_part_is_taken_once_and_folders_of_one_name_are_two_parts(stage: Stage) -> None:
+    for folder in ("a/mine", "b/mine"):
+        (stage.folder / folder).mkdir(parents=True)
+        (stage.folder / folder / "kustomization.yaml").write_text("")
+    done = ok(stage.run("install-ray.sh", "--render", WITH="claim ./a/mine gpu claim ./b/mine ./a/mine"))
+    parts = re.findall(r"^  - (\S+/\S+)$", done.output, re.MULTILINE)
+    assert parts == ["components/claim", "own/1", "components/gpu", "own/2"]
 
 
 # ------------------------------------------------------------------ run-benchmark.sh
@@ -482,10 +499,54 @@ def test_a_benchmark_that_fails_says_where(stage: Stage, failing: str, texts: tu
 
 
 def test_a_training_that_fails_ends_the_benchmark(stage: Stage) -> None:
-    stage.tell("status", ["FAILED"])
-    done = refused(stage.run("run-benchmark.sh"), "baseline ended as FAILED", "baseline.log")
+    stage.tell("status", ["FAILED 2"])
+    done = refused(stage.run("run-benchmark.sh"), "baseline ended as FAILED, with the exit code 2", "baseline.log")
     assert len(submitted(done)) == 1
     assert (stage.folder / "results/baseline.log").read_text() == "what the job prints\n"
+    stage.tell("status", ["SUCCEEDED 0", "FAILED 1"])
+    done = refused(stage.run("run-benchmark.sh"), "ray-2workers ended as FAILED, with the exit code 1")
+    assert len(submitted(done)) == 2  # Ray Train has tried it again by itself
+
+
+def test_a_baseline_whose_pod_went_goes_on_in_another(stage: Stage) -> None:
+    stage.tell("status", ["FAILED 143", "FAILED None", "SUCCEEDED 0"])
+    done = ok(stage.run("run-benchmark.sh"))
+    first, second, third, ray, *_ = [
+        call[call.index("--submission-id") + 1 :] for call in done.calls if "submit" in call
+    ]
+    assert len({first[0], second[0], third[0], ray[0]}) == 4
+    assert first[1:] == second[1:] == third[1:]  # with the same HOLDFAST_DIR
+    (place,) = (word for word in first if word.startswith("HOLDFAST_DIR="))
+    assert place.endswith("/baseline")
+    assert ray[-1] == "300"
+    assert "warning: baseline ended with the exit code 143: the same command again, try 2 of 3" in done.errors
+    logs = {path.name for path in (stage.folder / "results").glob("baseline*.log")}
+    assert logs == {"baseline-1.log", "baseline-2.log", "baseline.log"}
+    stage.tell("status", ["FAILED None"])
+    done = refused(stage.run("run-benchmark.sh"), "baseline ended as FAILED, with the exit code None")
+    assert len(submitted(done)) == 3
+    stage.tell("status", ["SUCCEEDED 0"])
+    ok(stage.run("run-benchmark.sh"))
+    assert not (stage.folder / "results/baseline-1.log").exists()
+
+
+def test_a_pod_that_is_told_to_stop_tells_the_baseline(stage: Stage) -> None:
+    done = ok(stage.run("run-benchmark.sh"))
+    baseline, *others = (call for call in done.calls if "submit" in call)
+    (notice,) = (word.partition("=")[2] for word in baseline if word.startswith("HOLDFAST_NOTICE_FILE="))
+    assert f"command: [sh, -c, 'touch \"{notice}\"']" in (SCRIPTS / "base/raycluster.yaml").read_text()
+    assert not any("HOLDFAST_NOTICE_FILE" in " ".join(call) for call in others)
+
+
+def test_a_target_that_was_missed_fails_after_the_results_are_back(stage: Stage) -> None:
+    stage.tell("status", [*["SUCCEEDED 0"] * 3, "FAILED 1"])
+    done = refused(stage.run("run-benchmark.sh"), "a target was missed", "comparison.log")
+    assert (stage.folder / "results/comparison.json").exists()
+    assert "--require-targets" not in submitted(done)[-1]
+    stage.tell("status", ["SUCCEEDED 0"])
+    assert "--require-targets" in submitted(ok(stage.run("run-benchmark.sh", REQUIRE_TARGETS="1")))[-1]
+    stage.tell("status", [*["SUCCEEDED 0"] * 3, "FAILED 2"])
+    refused(stage.run("run-benchmark.sh"), "comparison ended as FAILED, with the exit code 2")
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(stage: Stage) -> None:
