@@ -151,6 +151,38 @@ def test_who_wants_all_of_cifar10_gets_it() -> None:
         assert f'CIFAR10_URL = "{options[options.index("--data-url") + 1]}"' in (EXAMPLE / "sources.py").read_text()
 
 
+def test_the_cluster_of_the_exercise_is_removed_after_all_that_needs_it() -> None:
+    of_cluster = [
+        one for one in COMMANDS if one.place.startswith("EXERCISE.md:") and one.program not in ("make", "python")
+    ]
+    ordered = sorted(of_cluster, key=lambda command: int(command.place.partition(":")[2]))
+    names = [Path(command.program).name for command in ordered]
+    assert names.index("cleanup.sh") == len(names) - 1
+    assert names.count("run-benchmark.sh") > 1
+
+
+def test_the_parts_of_the_benchmark_are_as_large_as_the_whole() -> None:
+    """Without a number of images, each would take all of CIFAR-10."""
+    text = (EXAMPLE / "benchmark.py").read_text()
+    (sizes,) = re.findall(r"^ORDINARY = (\{.+\})$", text, re.MULTILINE)
+    ordinary = ast.literal_eval(sizes)
+    ours = [command for command in COMMANDS if command.place.startswith("QUICK_REFERENCE.md:")]
+    trainings = [command for command in ours if "_training.py" in command.text]
+    assert len(trainings) == 2
+    for command in trainings:
+        for option in ("epochs", "images", "test_images"):
+            assert value_of(command, f"--{option.replace('_', '-')}") == str(ordinary[option]), command.place
+        assert value_of(command, "--batch-size") is None
+    assert f'"--batch-size", type=whole(1), default={ordinary["batch_size"]},' in (EXAMPLE / "options.py").read_text()
+
+
+def test_an_image_in_a_registry_is_installed_from_there(stage: Stage) -> None:
+    (build,) = (command for command in COMMANDS if "REGISTRY" in command.variables)
+    (install,) = (command for command in COMMANDS if "IMAGE" in command.variables)
+    done = stage.run(Path(build.program).name, **build.variables)
+    assert f"IMAGE={install.variables['IMAGE']} install-ray.sh" in done.output
+
+
 def test_twice_the_batch_is_twice_that_of_the_parts_before() -> None:
     text = (EXAMPLE / "EXERCISE.md").read_text()
     (usual,) = re.findall(r"`--batch-size` is (\d+) in both", text)
@@ -217,7 +249,8 @@ def test_links_lead_somewhere(document: Path) -> None:
         path, _, anchor = target.partition("#")
         if "://" not in target:
             assert (document.parent / path).exists(), target
-            assert not anchor or f"## {anchor.capitalize()}\n" in text, target
+            headings = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+            assert not anchor or anchor in headings, target
 
 
 def test_every_question_of_the_exercise_has_an_answer() -> None:
