@@ -27,7 +27,7 @@ from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
 
 from holdfast.config import parse_every
 from holdfast.operator import admission, app, certificates, controller, jobset, pods, ray, schema, status, trainjob
-from holdfast.operator.cluster import PodReadError
+from holdfast.operator.cluster import FileNotReadError, PodReadError, PodSilentError
 from holdfast.operator.controller import Controller
 from holdfast.operator.names import CHECKPOINTING, INJECTED, MANAGED, MANAGER, PROGRESS, RAY_ENABLED, RAY_KILL_WAIT
 from holdfast.operator.spec import Checkpointing, SpecError, from_annotations, parse
@@ -1200,12 +1200,12 @@ def test_what_a_pod_tells_is_read_in_its_turn_and_nobody_execs():
     followed.saw_pod("ADDED", pod)
     assert not followed.saw_push("stranger", b"{}")
     (job,) = followed.jobs.values()
-    assert asyncio.run(followed._read([pod], set(), job.asked, job.pushed)) == (None, None, None)
+    assert asyncio.run(followed._read(job, [pod], set(), job.asked)) == (None, None, None)
     assert followed.saw_push("p", b'{"step": 7}')
-    progress, problem, source = asyncio.run(followed._read([pod], set(), job.asked, job.pushed))
+    progress, problem, source = asyncio.run(followed._read(job, [pod], set(), job.asked))
     assert (progress, problem, source) == ({"step": 7}, None, pod)
     followed.saw_push("p", b"<html>")
-    progress, problem, _ = asyncio.run(followed._read([pod], set(), job.asked, job.pushed))
+    progress, problem, _ = asyncio.run(followed._read(job, [pod], set(), job.asked))
     assert progress is None
     assert "pod is not accepted" in problem
 
@@ -1682,6 +1682,75 @@ def test_a_job_runs_again_once_a_new_pod_runs_in_the_place_of_the_one_that_was_p
     assert status.phase_of({}, [old, new], "Preempted") == ("Running", "")
 
 
+def stuck(name: str = "b", *, waiting: Any = None, scheduled: Any = None, age_s: float = 3600, **more: Any):
+    """A pod that cannot start, as the kubelet or the scheduler says."""
+    one = pod(name, index="1", **more)
+    made = datetime.now(UTC) - timedelta(seconds=age_s)
+    one["metadata"]["creationTimestamp"] = made.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if waiting is not None:
+        one["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
+    if scheduled is not None:
+        one["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", **scheduled}]
+        del one["status"]["containerStatuses"]
+    return one
+
+
+PULL = {"reason": "ErrImagePull", "message": 'failed to pull "x:1":\n not found <here>'}
+NO_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}
+NO_CLAIM = {"reason": "Unschedulable", "message": '0/2 nodes: persistentvolumeclaim "c" not found'}
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (stuck(waiting=PULL), 'pod b cannot start: ImagePullBackOff: failed to pull "x:1": not found (here)'),
+        (stuck(waiting=NO_SECRET), 'pod b cannot start: CreateContainerConfigError: secret "keys" not found'),
+        (
+            stuck(scheduled=NO_CLAIM),
+            'pod b cannot start: Unschedulable: 0/2 nodes: persistentvolumeclaim "c" not found',
+        ),
+        (stuck(waiting={"reason": "ContainerCreating"}), ""),
+        (stuck(waiting={}), ""),
+        (stuck(scheduled=NO_CLAIM, age_s=5), ""),
+        (stuck(scheduled=NO_CLAIM, deleted=True), "its pods were stopped"),
+    ],
+)
+def test_why_a_pod_cannot_start_is_said_once_it_is_no_matter_of_a_moment(one, said):
+    before = "Running" if "stopped" in said else None
+    phase, reason = status.phase_of({}, [one], before)
+    assert (phase, reason) == ("Preempted" if before else "Pending", said)
+    if not before:
+        assert status.phase_of({}, [one], "Preempted") == ("Preempted", said)
+
+
+def test_that_pods_cannot_start_is_one_event_for_each_cause():
+    shown: dict[str, Any] = {}
+    events: list[str] = []
+    for one in (stuck(scheduled=NO_CLAIM), stuck("c", scheduled={**NO_CLAIM, "message": "0/3"}), stuck(waiting=PULL)):
+        phase, reason = status.phase_of({}, [one], shown.get("phase"))
+        shown, happened = status.combined(shown, phase, reason, None, None, None, NOW)
+        assert shown["conditions"][0]["message"] == reason
+        events += [each.message for each in happened if each.reason == "CannotStart"]
+    assert [text.partition(":")[2].split()[0] for text in events] == ["Unschedulable:", "ImagePullBackOff:"]
+    assert events[0].startswith("Pod b cannot start: ")
+
+
+def test_a_job_is_not_called_running_while_it_waits_for_some_of_its_pods():
+    there = pod("a", running=True)
+    assert status.phase_of({}, [there, pod("b", index="1")], None) == ("Pending", "1 of 2 pods run")
+    said = '1 of 2 pods run; pod b cannot start: Unschedulable: 0/2 nodes: persistentvolumeclaim "c" not found'
+    assert status.phase_of({}, [there, stuck(scheduled=NO_CLAIM)], "Preempted") == ("Preempted", said)
+    # It trains all the same, since one of them tells its progress, or it did before.
+    assert status.phase_of({}, [there, stuck(scheduled=NO_CLAIM)], "Preempted", tells=True) == ("Running", said)
+    assert status.phase_of({}, [there, stuck(scheduled=NO_CLAIM)], "Running") == ("Running", said)
+
+
+def test_a_job_runs_while_the_last_of_its_pods_does():
+    pods = [pod("a", exit_code=0), pod("b", running=True, index="1")]
+    for before in (None, "Pending", "Running", "Preempted"):
+        assert status.phase_of({}, pods, before) == ("Running", "")
+
+
 def test_a_rank_that_has_left_while_the_others_still_run_makes_the_job_preempted():
     pods = [pod("a", exit_code=143), pod("b", running=True, index="1")]
     assert status.phase_of({}, pods, "Running")[0] == "Preempted"
@@ -1722,6 +1791,16 @@ def test_that_a_job_was_created_is_told_however_it_was_seen_first(phase):
     shown, happened = look({}, phase, None)
     assert [one.reason for one in happened] == (["Created"] if phase == "Pending" else ["Created", phase])
     assert look(shown, phase, None) == (shown, [])
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Preempted", "Restarting", "Suspended", "Complete", "Failed"])
+def test_how_long_it_will_take_is_said_of_a_job_that_runs_and_of_no_other(phase):
+    running, _ = look({}, "Running", PROGRESS_NOW, pod(running=True))
+    assert running["estimatedTimeRemaining"] == "1h 45m"
+    for progress in (None, PROGRESS_NOW):
+        after, _ = look(running, phase, progress, pod(running=True))
+        assert "estimatedTimeRemaining" not in after
+        assert after["step"] == 150
 
 
 def test_a_restarted_controller_says_nothing_twice():
@@ -2010,6 +2089,21 @@ def test_a_job_that_was_deleted_is_forgotten_with_its_last_pod(follower, clock):
     assert follower.jobs == {}
     clock.now += 100
     assert due(follower) is None
+
+
+@pytest.mark.parametrize("late", ["ADDED", "DELETED"])
+def test_a_job_of_the_same_name_is_followed_whichever_is_heard_of_first_its_birth_or_the_others_end(follower, late):
+    old, new = body(), body()
+    new["metadata"] = {**new["metadata"], "uid": "uid-new"}
+    follower.saw_job("TrainJob", "ADDED", old)
+    follower.jobs[KEY].claims_made = True
+    events = [("DELETED", old), ("ADDED", new)]
+    for event, thing in reversed(events) if late == "DELETED" else events:
+        follower.saw_job("TrainJob", event, thing)
+    assert follower.jobs[KEY].body["metadata"]["uid"] == "uid-new"
+    assert not follower.jobs[KEY].claims_made
+    follower.saw_job("TrainJob", "DELETED", new)
+    assert KEY not in follower.jobs
 
 
 @pytest.mark.parametrize("has_pods", [False, True])
@@ -2314,6 +2408,101 @@ def test_what_a_pod_has_left_does_not_hide_for_long_that_its_successor_tells_not
     for seen in ("True", "False"):
         asyncio.run(follower._look(follower.jobs[KEY]))
         assert files.shown["conditions"][1]["status"] == seen
+
+
+class _Containers(_Files):
+    """A cluster whose pods have files by path, or do not answer."""
+
+    def __init__(self, files: dict[tuple[str, str], bytes]) -> None:
+        super().__init__()
+        self.by_path = files
+        self.silent: set[str] = set()
+        self.asked: list[tuple[str, str]] = []
+
+    async def read_file(self, _namespace: str, pod: str, _container: str, path: str = "") -> bytes:
+        self.asked.append((pod, path))
+        if pod in self.silent:
+            raise PodSilentError(f"exec into pod {pod} failed: no answer within 10 s")
+        if (pod, path) not in self.by_path:
+            raise FileNotReadError(f"{path} in pod {pod} cannot be read: No such file or directory")
+        return self.by_path[pod, path]
+
+
+FILE, LOG = "/workspace/training_progress.json", "/dev/termination-log"
+
+
+def logging_pod(name: str, index: str) -> dict[str, Any]:
+    one = pod(name, running=True, index=index)
+    one["spec"]["containers"][0]["env"] = parse({}).variables()
+    return one
+
+
+def test_what_a_container_that_cannot_write_the_file_leaves_in_its_termination_log_is_shown(follower):
+    log = json.dumps(_told(8)).encode()
+    follower.cluster = files = _Containers({("a", LOG): log})
+    follower.saw_job("TrainJob", "ADDED", body())
+    follower.saw_pod("ADDED", logging_pod("a", "0"))
+    follower.saw_pod("ADDED", logging_pod("b", "1"))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["step"] == 8
+    assert files.asked == [("a", FILE), ("a", LOG)]  # rank 0 first, and nobody else then
+    files.by_path["a", LOG] = json.dumps(_told(9)).encode()
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["step"] == 9
+    assert files.asked[2:] == [("a", LOG)]  # where it was found before
+
+
+def test_a_termination_log_with_nothing_in_it_leaves_the_word_to_the_file_that_is_missing(follower):
+    follower.cluster = files = _Containers({("a", LOG): b""})
+    follower.saw_job("TrainJob", "ADDED", body())
+    follower.saw_pod("ADDED", logging_pod("a", "0"))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["conditions"][1]["message"] == f"{FILE} in pod a cannot be read: No such file or directory"
+
+
+def test_a_pod_that_does_not_answer_is_not_asked_again_for_a_minute_and_the_others_are(follower, clock):
+    follower.cluster = files = _Containers({("b", FILE): json.dumps(_told(8)).encode()})
+    files.silent = {"a"}
+    follower.saw_job("TrainJob", "ADDED", body())
+    follower.saw_pod("ADDED", logging_pod("a", "0"))
+    for _ in range(2):
+        asyncio.run(follower._look(follower.jobs[KEY]))
+        assert files.shown["conditions"][1]["message"] == "exec into pod a failed: no answer within 10 s"
+    assert files.asked == [("a", FILE)]
+    follower.saw_pod("ADDED", logging_pod("b", "1"))
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["step"] == 8
+    assert files.asked[1:] == [("b", FILE)]
+    clock.now += 61
+    files.silent, files.by_path = set(), {("a", FILE): json.dumps(_told(9)).encode()}
+    asyncio.run(follower._look(follower.jobs[KEY]))
+    assert files.shown["step"] == 9
+
+
+def test_what_an_operator_with_other_values_showed_in_the_status_is_taken_out_once(clock):
+    patches: list[Any] = []
+    annotations: dict[str, str] = {}
+
+    class Cluster:
+        async def event(self, *_: Any) -> None: ...
+
+        async def annotate(self, _path: str, _thing: Any, more: dict[str, str]) -> None:
+            annotations.update(more)
+
+        async def patch_status(self, *arguments: Any) -> None:
+            patches.append(arguments[-1])
+
+    follower = Controller(Cluster(), touch_crd=False, clock=clock)  # type: ignore[arg-type]
+    shown, _ = look({}, "Complete", PROGRESS_NOW)
+    remaining = {"trainerStatus": {"estimatedRemainingSeconds": 60, "progressPercentage": 100}}
+    thing = {**body(), "status": {**told("Complete")["status"], "trainingProgress": shown, **remaining}}
+    follower.saw_job("TrainJob", "ADDED", thing)
+    for _ in range(2):
+        asyncio.run(follower._look(follower.jobs[KEY]))
+    assert len(patches) == 1
+    assert patches[0]["trainingProgress"] is None
+    assert patches[0]["trainerStatus"]["estimatedRemainingSeconds"] is None
+    assert json.loads(annotations[PROGRESS])["step"] == 150
 
 
 def test_rank_0_is_asked_first_and_of_two_in_its_place_the_newer():

@@ -26,6 +26,14 @@ class PodReadError(HoldfastError):
     """The progress file of a pod could not be read."""
 
 
+class FileNotReadError(PodReadError):
+    """The pod has answered: it has no such file, or it may not be read."""
+
+
+class PodSilentError(PodReadError):
+    """The pod has not answered in time."""
+
+
 class Cluster:
     """A connection to the API server. ``calls`` says how often each kind of call was made."""
 
@@ -74,10 +82,12 @@ class Cluster:
                         {_STDOUT: output, _STDERR: errors, _ERROR: status}.get(channel, bytearray()).extend(data)
                         if len(output) > MAX_BYTES or len(errors) > MAX_BYTES:
                             break
-        except (TimeoutError, aiohttp.ClientError, ApiException, OSError) as error:
+        except TimeoutError:
+            raise PodSilentError(f"exec into pod {pod} failed: no answer within {EXEC_TIMEOUT_S:.0f} s") from None
+        except (aiohttp.ClientError, ApiException, OSError) as error:
             raise PodReadError(f"exec into pod {pod} failed: {type(error).__name__}: {plain(str(error))}") from None
         if len(output) <= MAX_BYTES and not _succeeded(status):
-            raise PodReadError(f"{path} in pod {pod} cannot be read: {plain(errors.decode('utf-8', 'replace'))}")
+            raise FileNotReadError(f"{path} in pod {pod} cannot be read: {plain(errors.decode('utf-8', 'replace'))}")
         return bytes(output)
 
     async def patch_status(self, group: str, version: str, plural: str, thing: dict[str, Any], status: Any) -> None:

@@ -23,7 +23,7 @@ from kubernetes_asyncio.client.exceptions import ApiException
 
 from holdfast.errors import ConfigError
 from holdfast.operator import jobset, status
-from holdfast.operator.cluster import Cluster, PodReadError, plain
+from holdfast.operator.cluster import Cluster, FileNotReadError, PodReadError, PodSilentError, plain
 from holdfast.operator.names import (
     INDEX_LABEL,
     JOB_INDEX_LABEL,
@@ -49,6 +49,8 @@ AFTER_EVENT_S = 0.5
 WORKERS = 16
 READ_S = 20.0
 """For the files of all pods of a job: one that does not answer costs 10 s."""
+SILENT_S = 60.0
+"""A pod that did not answer is not asked again for so long: each time would keep a worker waiting."""
 LOST_S = 15.0
 """A pod that should have been gone for so long, on a node that does not answer, is given up."""
 
@@ -94,6 +96,10 @@ class Job:
     """How often in a row the API server has said that it is not there."""
     forgotten: bool = False
     """What was shown may not be there any more: it is written again."""
+    silent: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Pods that did not answer, by UID: until when they are not asked, and what is said of it."""
+    by_log: set[str] = field(default_factory=set)
+    """Pods, by UID, whose progress was found in the termination log and not in its file."""
     claim_refused: str = ""
     """What the API server last said against a claim: it is told once."""
 
@@ -115,8 +121,8 @@ class Controller:
         self.execs = execs
         """Whether pods are looked into; else they tell their progress by themselves."""
         self.jobs: dict[Key, Job] = {}
-        self._bare: set[tuple[str, str]] = set()
-        """Namespaces and names of JobSets of TrainJobs that were made without the webhook."""
+        self._bare: dict[tuple[str, str], str | None] = {}
+        """UIDs of JobSets of TrainJobs that were made without the webhook, by namespace and name."""
         self.leads = False
         self._leads_since = 0.0
         self.looks = 0
@@ -134,11 +140,16 @@ class Controller:
         key = (kind, meta["namespace"], meta["name"])
         owners = [owner.get("kind") for owner in meta.get("ownerReferences") or []]
         if kind == "JobSet" and "TrainJob" in owners:
-            self._saw_part(key[1:], bare=event != "DELETED" and not jobset.is_secured(body))
-        if event == "DELETED":
-            self.jobs.pop(key, None)
-            return
+            self._saw_part(key[1:], meta.get("uid"), event, bare=not jobset.is_secured(body))
         known = self.jobs.get(key)
+        # Events of two jobs of one name, one deleted and one made then, may come in any order.
+        other = known is not None and known.body is not None and known.body["metadata"].get("uid") != meta.get("uid")
+        if event == "DELETED":
+            if not other:
+                self.jobs.pop(key, None)
+            return
+        if other and known is not None:
+            known = self.jobs[key] = Job(key, pods=known.pods, gone=known.gone, pushed=known.pushed, left=known.left)
         try:
             asked = asked_by(body) if kind == "TrainJob" else from_annotations(meta.get("annotations") or {})
         except ConfigError as error:  # written while no webhook was there
@@ -157,12 +168,15 @@ class Controller:
         if changed:
             self._look_soon(job)
 
-    def _saw_part(self, name: tuple[str, str], *, bare: bool) -> None:
+    def _saw_part(self, name: tuple[str, str], uid: str | None, event: str | None, *, bare: bool) -> None:
         """The JobSet of a TrainJob, which may be seen before the TrainJob is."""
-        if not bare:
-            self._bare.discard(name)
+        if event == "DELETED":
+            if self._bare.get(name) == uid:
+                self._bare.pop(name, None)
+        elif not bare:
+            self._bare.pop(name, None)
         elif name not in self._bare:
-            self._bare.add(name)
+            self._bare[name] = uid
             if (job := self.jobs.get(("TrainJob", *name))) is not None:
                 job.told_unprotected = False
                 self._look_soon(job)
@@ -354,17 +368,18 @@ class Controller:
 
         pods = sorted(filter(is_mine, job.pods.values()), key=_order)
         gone = set(job.gone)
-        phase, reason = status.phase_of(body, pods, before.get("phase"))
-        progress, problem, source = await self._read(pods, gone, asked, job.pushed)
+        progress, problem, source = await self._read(job, pods, gone, asked)
+        now = datetime.now(UTC)
+        tells = progress is not None and not status.is_stale(progress, status.PENDING, source, now)
+        phase, reason = status.phase_of(body, pods, before.get("phase"), tells=tells)
         left = job.left
         if progress is None and left is not None and is_mine(left[1]) and not status.is_older(left[0], before):
             (progress, source), problem = left, None
-        now = datetime.now(UTC)
         after, happened = status.combined(before, phase, reason, progress, problem, source, now)
         # Before the status, which says that they have been told; under names by which the same one is not told twice.
         for one in happened:
             await self._tell(body, one, before)
-        if after != before or job.forgotten:
+        if after != before or job.forgotten or self._is_shown_elsewhere(body):
             stale = progress is not None and status.is_stale(progress, phase, source, now)
             await self._show(body, after, None if stale else progress)
             job.forgotten = False
@@ -372,6 +387,8 @@ class Controller:
             job.pods.pop(uid, None)
             job.gone.discard(uid)
             job.pushed.pop(uid, None)
+            job.silent.pop(uid, None)
+            job.by_log.discard(uid)
         if job.left is left:
             job.left = None
         await self._give_up_lost(job)
@@ -401,8 +418,13 @@ class Controller:
     def _shown(self, body: dict[str, Any]) -> dict[str, Any]:
         return shown(body, in_status=self._in_status(body))
 
+    def _is_shown_elsewhere(self, body: dict[str, Any]) -> bool:
+        """In the status, by an operator with other values: nobody would keep it up to date there."""
+        inside = (body.get("status") or {}).get("trainingProgress")
+        return body["kind"] == "TrainJob" and not self.touch_crd and bool(inside)
+
     async def _read(
-        self, pods: list[dict[str, Any]], gone: set[str], asked: Checkpointing, pushed: dict[str, bytes]
+        self, job: Job, pods: list[dict[str, Any]], gone: set[str], asked: Checkpointing
     ) -> tuple[dict[str, Any] | None, str | None, dict[str, Any] | None]:
         """The progress of the first pod that tells it, rank 0 first; else what is wrong with what the first said."""
         problem: str | None = None
@@ -414,21 +436,47 @@ class Controller:
             if self._clock() > end:  # the rest at the next look: how the job is doing must be shown in time
                 break
             try:
-                data = pushed.get(meta["uid"])
+                data = job.pushed.get(meta["uid"])
                 if data is None and not self.execs:
                     if self._should_have_told(pod):
                         problem = problem or f"pod {meta['name']} has not told its progress"
                     continue
+                until, said = job.silent.get(meta["uid"], (0.0, ""))
+                if data is None and self._clock() < until:
+                    problem = problem or said
+                    continue
                 if data is None:
-                    place = (meta["namespace"], meta["name"], status.container_of(pod), _file(pod, asked))
-                    data = await self.cluster.read_file(*place)
+                    data = await self._look_into(job, pod, asked)
                 return parse_progress(data), None, pod
             except ProgressFileError as error:
                 said = plain(str(error), 400)
                 problem = problem or f"the progress file of pod {meta['name']} is not accepted: {said}"
             except PodReadError as error:
+                if isinstance(error, PodSilentError):
+                    job.silent[meta["uid"]] = (self._clock() + SILENT_S, str(error))
                 problem = problem or str(error)
         return None, problem, None
+
+    async def _look_into(self, job: Job, pod: dict[str, Any], asked: Checkpointing) -> bytes:
+        """The progress file of a pod; else what its training wrote into the termination log, which it may write where
+        it is not root, or its root is read only."""
+        meta = pod["metadata"]
+        place = (meta["namespace"], meta["name"], status.container_of(pod))
+        paths = [_file(pod, asked), *filter(None, [_variable(pod, "HOLDFAST_TERMINATION_LOG")])]
+        if meta["uid"] in job.by_log:
+            paths.reverse()
+        missing: FileNotReadError | None = None
+        for path in paths:
+            try:
+                data = await self.cluster.read_file(*place, path)
+            except FileNotReadError as error:
+                missing = missing or error
+                continue
+            if data.strip() or len(paths) == 1 or path == _file(pod, asked):
+                (job.by_log.discard if path == _file(pod, asked) else job.by_log.add)(meta["uid"])
+                return data
+        assert missing is not None
+        raise missing
 
     def _should_have_told(self, pod: dict[str, Any]) -> bool:
         """Not to the replica that led before this one."""
@@ -436,16 +484,24 @@ class Controller:
 
     async def _show(self, body: dict[str, Any], after: dict[str, Any], progress: dict[str, Any] | None) -> None:
         new: dict[str, Any] = {}
-        if progress is not None and body["kind"] == "TrainJob":  # upstream's own field
+        if body["kind"] == "TrainJob":  # upstream's own field
             there = (body.get("status") or {}).get("trainerStatus") or {}
-            new["trainerStatus"] = _replacing(there, status.trainer_status(progress))
+            now = dict(there) if progress is None else status.trainer_status(progress)
+            if after.get("phase") != status.RUNNING:
+                now.pop("estimatedRemainingSeconds", None)
+            if now != there:
+                new["trainerStatus"] = _replacing(there, now)
         if self._in_status(body):
             # A merge patch: what is not there any more has to be named.
             new["trainingProgress"] = _replacing(self._shown(body), after)
         else:
             await self.cluster.annotate(_collection(body), body, {PROGRESS: json.dumps(after, sort_keys=True)})
+            if self._is_shown_elsewhere(body):
+                new["trainingProgress"] = None
         if new:
             await self.cluster.patch_status(TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS, body, new)
+            if new.get("trainingProgress", new) is None:
+                del body["status"]["trainingProgress"]
 
     async def _make_claims(self, job: Job, asked: Checkpointing) -> bool:
         """Whether all of them are there. One that is refused is tried again at the next look."""
@@ -540,13 +596,18 @@ def _last_words(pod: dict[str, Any]) -> bytes:
 
 
 def _file(pod: dict[str, Any], asked: Checkpointing) -> str:
+    # As the training reads them.
+    given = (_variable(pod, name) for name in ("HOLDFAST_PROGRESS_FILE", "TRAINING_PROGRESS_FILE"))
+    return next(filter(None, given), asked.progress_file)
+
+
+def _variable(pod: dict[str, Any], name: str) -> str | None:
+    """Of the training container, as far as it stands in the pod itself."""
     for container in pod["spec"]["containers"]:
         if container["name"] == status.container_of(pod):
             values = {variable["name"]: variable.get("value") for variable in container.get("env") or []}
-            for name in ("HOLDFAST_PROGRESS_FILE", "TRAINING_PROGRESS_FILE"):  # as the training reads them
-                if values.get(name):
-                    return str(values[name])
-    return asked.progress_file
+            return str(values[name]) if values.get(name) else None
+    return None
 
 
 def shown(body: dict[str, Any], *, in_status: bool) -> dict[str, Any]:
@@ -588,7 +649,8 @@ def _told(body: dict[str, Any]) -> Any:
 
 def _pod_told(pod: dict[str, Any]) -> Any:
     state = [tuple(one.get("state") or {}) for one in pod.get("status", {}).get("containerStatuses") or []]
-    return pod.get("status", {}).get("phase"), state, pod["metadata"].get("deletionTimestamp")
+    waits = (status.waits_for(pod) or ("",))[0]
+    return pod.get("status", {}).get("phase"), state, waits, pod["metadata"].get("deletionTimestamp")
 
 
 def _collection(body: dict[str, Any]) -> str:

@@ -16,6 +16,8 @@ from holdfast.operator.names import CONTAINER, EXIT_CODE, INDEX_LABEL, JOB_NAME_
 PENDING, RUNNING, PREEMPTED, RESTARTING = "Pending", "Running", "Preempted", "Restarting"
 SUSPENDED, COMPLETE, FAILED = "Suspended", "Complete", "Failed"
 STALE_S = 300.0
+STUCK_S = 30.0
+"""A pod that cannot start is told of when it is older: a claim may be made, or an image be there, a moment later."""
 _SWITCH = "HOLDFAST_ENABLED"
 """A variable that the webhook gives to the container that trains."""
 _NO_CRASH = (0, EXIT_CODE, 137)
@@ -104,8 +106,41 @@ def _place(pod: dict[str, Any]) -> tuple[str | None, str | None]:
     return labels.get(JOB_NAME_LABEL), labels.get(INDEX_LABEL)
 
 
-def phase_of(job: dict[str, Any], pods: list[dict[str, Any]], before: str | None) -> tuple[str, str]:
-    """Phase and, where there is one, the reason in words."""
+def waits_for(pod: dict[str, Any]) -> tuple[str, str] | None:
+    """Why a pod does not start, as a word of Kubernetes and as a sentence; None: it has started, or nobody says why."""
+    state = pod.get("status", {})
+    if state.get("phase") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+        return None
+    for condition in state.get("conditions") or []:
+        if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
+            return condition.get("reason") or "Unschedulable", condition.get("message") or ""
+    for one in [*(state.get("initContainerStatuses") or []), *(state.get("containerStatuses") or [])]:
+        waiting = (one.get("state") or {}).get("waiting") or {}
+        why = waiting.get("reason") or "PodInitializing"
+        if why not in ("ContainerCreating", "PodInitializing"):
+            # The kubelet says one after the other, for ever.
+            return "ImagePullBackOff" if why == "ErrImagePull" else why, waiting.get("message") or ""
+    return None
+
+
+def _stuck(pods: list[dict[str, Any]]) -> str:
+    """The first pod that cannot start, and why, in words; empty: there is none."""
+    for pod in pods:
+        found = waits_for(pod)
+        if found is not None and age_s(pod) > STUCK_S:
+            said = " ".join(": ".join(filter(None, found)).split()).translate({ord("<"): "(", ord(">"): ")"})
+            return f"pod {pod['metadata']['name']} cannot start: {said}"[:400]
+    return ""
+
+
+_CANNOT = re.compile(r"cannot start: (\w+)")
+
+
+def phase_of(
+    job: dict[str, Any], pods: list[dict[str, Any]], before: str | None, *, tells: bool = False
+) -> tuple[str, str]:
+    """Phase and, where there is one, the reason in words. ``tells``: one of the pods tells its progress, so it trains,
+    though not all of them may be there."""
     conditions = {c["type"]: c for c in job.get("status", {}).get("conditions") or [] if c.get("status") == "True"}
     for names, phase in ((("Complete", "Completed"), COMPLETE), (("Failed",), FAILED)):
         for name in names:
@@ -126,16 +161,32 @@ def phase_of(job: dict[str, Any], pods: list[dict[str, Any]], before: str | None
     if any(is_running(pod) for pod in pods):
         if any(end.preempted for end in ends):
             return PREEMPTED, "a pod is being stopped"
-        return RUNNING, ""
+        # Those that have ended are not waited for: ranks need not end together.
+        waiting = [pod for pod in pods if _is_waiting(pod)]
+        if not waiting:
+            return RUNNING, ""
+        there = sum(map(is_running, pods))
+        said = "; ".join(filter(None, (f"{there} of {there + len(waiting)} pods run", _stuck(waiting))))
+        if tells or before == RUNNING:
+            return RUNNING, said
+        return (before if before in (PREEMPTED, RESTARTING) else PENDING), said
+    stuck = _stuck(pods)
     if any(end.preempted for end in ends):
-        return PREEMPTED, "its pods were stopped"
+        return PREEMPTED, stuck or "its pods were stopped"
     if any(code for end in ends for code in end.exit_codes):
         return RESTARTING, "a container was killed"
     if before == RUNNING and any(end.exit_codes for end in ends):
         return RUNNING, ""  # done, and the job's own controller has not said so yet
     if before in (RUNNING, PREEMPTED, RESTARTING):
-        return (PREEMPTED if before == RUNNING else before), ""
-    return PENDING, ""
+        return (PREEMPTED if before == RUNNING else before), stuck
+    return PENDING, stuck
+
+
+def _is_waiting(pod: dict[str, Any]) -> bool:
+    """Whether it is still to come."""
+    if pod["metadata"].get("deletionTimestamp") or is_running(pod):
+        return False
+    return pod.get("status", {}).get("phase") in (None, "Pending")
 
 
 def combined(
@@ -170,9 +221,13 @@ def combined(
             news.append(_phase_event(phase, reason, after))
         happened = [*news, *happened]
         after["phase"] = phase
-    if phase == COMPLETE and after.get("totalSteps") and "percentComplete" in after:
+    if phase != RUNNING:
         after.pop("estimatedTimeRemaining", None)
     known = before.get("conditions") or []
+    cannot = _CANNOT.search(reason)
+    told = {found[1] for one in known if (found := _CANNOT.search(one.get("message") or ""))}
+    if cannot is not None and cannot[1] not in told:
+        happened.append(Happened("Warning", "CannotStart", reason[0].upper() + reason[1:]))
     after["conditions"] = conditions(known, phase, reason, progress, problem, now, stale=stale)
     return after, happened
 
