@@ -31,7 +31,11 @@ remove_ray() {
     fi
     k -n "$NAMESPACE" delete --ignore-not-found --timeout=60s service/ray-external service/ray-gcs \
         networkpolicy/ray networkpolicy/ray-head serviceaccount/ray serviceaccount/ray-benchmark role/ray-benchmark \
-        rolebinding/ray-benchmark configmap/grafana-parallel-training || left+=("objects in namespace $NAMESPACE")
+        rolebinding/ray-benchmark configmap/grafana-parallel-training configmap/grafana-ray ||
+        left+=("objects in namespace $NAMESPACE")
+    if k get crd/podmonitors.monitoring.coreos.com >/dev/null 2>&1; then
+        k -n "$NAMESPACE" delete --ignore-not-found --timeout=60s podmonitor/ray || left+=("Prometheus' PodMonitor")
+    fi
     if k get crd/clusterqueues.kueue.x-k8s.io >/dev/null 2>&1; then
         k -n "$NAMESPACE" delete --ignore-not-found --timeout=60s localqueue/trainings clusterqueue/trainings \
             resourceflavor/any-node || left+=("Kueue's queues")

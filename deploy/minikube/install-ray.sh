@@ -187,4 +187,25 @@ if ! ready --for=condition=HeadPodReady || { ! has autoscaling &&
     die "the Ray cluster is not ready after $TIMEOUT_S s. The pods and their events are above; see" \
         "examples/parallel-training/TROUBLESHOOTING.md"
 fi
+# Ray's dashboard shows graphs of Grafana's by their names, and its head makes the dashboards that have them.
+load_graphs() {
+    local head dashboards=(default_grafana_dashboard.json train_grafana_dashboard.json) folder=$work/graphs
+    head=$(k -n "$NAMESPACE" get pods --selector "ray.io/cluster=$CLUSTER,ray.io/node-type=head" \
+        --field-selector status.phase=Running --output jsonpath='{.items[0].metadata.name}') || return 1
+    mkdir -p "$folder"
+    k -n "$NAMESPACE" exec "$head" -c ray-head -- tar -C /tmp/ray/session_latest/metrics/grafana/dashboards -cf - \
+        "${dashboards[@]}" | tar -xf - -C "$folder" || return 1
+    cat >"$folder/kustomization.yaml" <<YAML
+configMapGenerator:
+  - name: grafana-ray
+    namespace: $NAMESPACE
+    files: [${dashboards[0]}, ${dashboards[1]}]
+    options: {disableNameSuffixHash: true, labels: {grafana_dashboard: "1"}}
+YAML
+    kubectl kustomize "$folder" >"$work/graphs.yaml" && k apply --server-side --force-conflicts -f "$work/graphs.yaml"
+}
+if has monitoring; then
+    say "Ray's own graphs for Grafana"
+    retry 3 load_graphs || die "Ray's own graphs cannot be copied from the head to Grafana; all else is ready. Run it again"
+fi
 say "ready. Dashboard: http://<a node>:30265, client: ray://<a node>:30001. Next: run-benchmark.sh"

@@ -14,7 +14,8 @@ import time
 FOLDER = os.environ["STAND_INS"]
 TOOL, WORDS = os.path.basename(sys.argv[0]), sys.argv[1:]
 LINE = " ".join([TOOL, *WORDS])
-ABSENT = {"crd/clusterqueues.kueue.x-k8s.io", "persistentvolumeclaim/parallel-training-results"}
+ABSENT = {"crd/clusterqueues.kueue.x-k8s.io", "crd/podmonitors.monitoring.coreos.com"}
+ABSENT |= {"persistentvolumeclaim/parallel-training-results"}
 
 
 def read(name, default):
@@ -26,8 +27,11 @@ def read(name, default):
 
 
 def write(name, content):
-    with open(os.path.join(FOLDER, name), "w", encoding="utf-8") as file:
+    # Beside it first: another stand-in may read it at any moment.
+    beside = os.path.join(FOLDER, f"{name}.{os.getpid()}")
+    with open(beside, "w", encoding="utf-8") as file:
         json.dump(content, file)
+    os.replace(beside, os.path.join(FOLDER, name))
 
 
 def fail_if_told():

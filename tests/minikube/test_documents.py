@@ -1,8 +1,10 @@
-"""The documents of examples/parallel-training: each command in them is one that works.
+"""The documents of examples/parallel-training: no command in them is out of date.
 
 Scripts of deploy/minikube are run, with the tools that they call replaced by stand-ins; so are kubectl and minikube,
-and kubectl once more in the test of the whole benchmark, against a real cluster. Targets of make are looked at by make
-itself. Options of the trainings are those that their sources name: tests/parallel runs them.
+and kubectl once more in the test of the whole benchmark, against a real cluster. A make command is only looked at by
+make itself, which must hear each of its variables, and a training's only for options that its source does not have.
+What is really trained is in tests/parallel: the commands of the README for each part, and one ``make benchmark``, both
+in small.
 """
 
 from __future__ import annotations

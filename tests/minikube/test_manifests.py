@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import lzma
 import os
@@ -26,6 +27,30 @@ CRDS = (
     "resourceflavors.kueue.x-k8s.io",
 )
 """Those of the objects here: to read all takes its time."""
+TEXT, TEXTS = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+POD_MONITOR: dict[str, Any] = {
+    "properties": {
+        **{"apiVersion": TEXT, "kind": TEXT, "metadata": {"type": "object"}},
+        "spec": {
+            "properties": {
+                "selector": {"properties": {"matchExpressions": {"type": "array"}, "matchLabels": {"type": "object"}}},
+                "podMetricsEndpoints": {
+                    "type": "array",
+                    "items": {
+                        "properties": {
+                            **{"port": TEXT, "interval": TEXT},
+                            "relabelings": {
+                                "type": "array",
+                                "items": {"properties": {"sourceLabels": TEXTS, "targetLabel": TEXT}},
+                            },
+                        }
+                    },
+                },
+            }
+        },
+    }
+}
+"""Of Prometheus' operator, whose own definition is not in the tree: the fields that are used here."""
 TOGETHER = [
     *((), *((name,) for name in COMPONENTS)),
     ("autoscaling", "claim", "gpu", "monitoring"),
@@ -110,6 +135,7 @@ def schemas(tmp_path_factory: pytest.TempPathFactory) -> str:
         definitions: dict[str, Any] = {}
         schema = schema_of(model, models, definitions) | {"definitions": definitions}
         (folder / f"{kind.lower()}-v1.json").write_text(json.dumps(schema))
+    (folder / "podmonitor-v1.json").write_text(json.dumps(strict(POD_MONITOR)))
     for name in ("kuberay", "kueue"):
         packed = KUBE / f"addons/{name}.yaml.xz"
         if not packed.exists():
@@ -309,14 +335,38 @@ def test_the_dashboard_of_grafana_asks_for_metrics_that_ray_has(render: Callable
         assert asked <= known, panel["title"]
 
 
-def test_prometheus_looks_for_the_pods_where_they_are() -> None:
+def test_prometheus_looks_for_the_pods_where_they_are(render: Callable[..., Objects]) -> None:
+    """Also one that was there before: what it looks for comes with the cluster, not with its chart."""
+    objects = render("monitoring")
+    monitor = one(objects, "PodMonitor", "ray")
+    assert monitor["metadata"]["namespace"] == cluster_of(objects)["metadata"]["namespace"] == "ray-system"
+    assert monitor["metadata"]["labels"] == {"release": "prometheus"}
+    assert "install_chart prometheus " in (SCRIPTS / "install-ray.sh").read_text()
+    assert monitor["spec"]["selector"] == {"matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}]}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for pod in pods_of(cluster_of(objects)):
+        assert {"name": endpoint["port"], "containerPort": 8080} in pod["containers"][0]["ports"]
+    assert not [thing for thing in render() if thing["kind"] == "PodMonitor"]
     values = yaml.safe_load((SCRIPTS / "components/monitoring/prometheus-values.yaml").read_text())
-    (monitor,) = values["prometheus"]["additionalPodMonitors"]
-    assert monitor["namespaceSelector"]["matchNames"] == ["ray-system"]
-    (endpoint,) = monitor["podMetricsEndpoints"]
-    text = (SCRIPTS / "base/raycluster.yaml").read_text()
-    assert text.count(f"{{name: {endpoint['port']}, containerPort: 8080}}") == 2
     assert values["grafana"]["sidecar"]["dashboards"]["searchNamespace"] == "ray-system"
+
+
+def test_the_graphs_that_rays_dashboard_shows_are_those_that_are_loaded() -> None:
+    """The head writes them to files of these names, and asks Grafana for them by these."""
+    pytest.importorskip("ray", reason="pip install 'holdfast[ray]'")
+    made = importlib.import_module("ray.dashboard.modules.metrics.grafana_dashboard_factory")
+    head = Path(made.__file__).with_name("metrics_head.py").read_text()
+    script = (SCRIPTS / "install-ray.sh").read_text()
+    (named,) = re.findall(r"dashboards=\((.+?)\)", script)
+    assert named.split() == [f"{kind}_grafana_dashboard.json" for kind in ("default", "train")]
+    for name in named.split():
+        assert f'"{name}"' in head
+    for place in ('session_dir, "metrics")', '_metrics_root, "grafana")', '_grafana_config_output_path, "dashboards")'):
+        assert place in head
+    assert "/tmp/ray/session_latest/metrics/grafana/dashboards" in script
+    contents = [made.generate_default_grafana_dashboard(), made.generate_train_grafana_dashboard()]
+    assert [json.loads(text)["uid"] for text, _ in contents] == [uid for _, uid in contents]
+    assert sum(len(text) for text, _ in contents) < 1_000_000  # what a ConfigMap can hold
 
 
 def test_nothing_names_a_place_of_one_machine() -> None:

@@ -289,6 +289,24 @@ def test_the_dashboard_shows_grafana_where_a_browser_reaches_it(stage: Stage) ->
     assert '"https://grafana.example.com/x"' in said(GRAFANA_URL="https://grafana.example.com/x")
 
 
+def test_rays_own_graphs_go_from_the_head_to_grafana(stage: Stage) -> None:
+    names = ("default_grafana_dashboard.json", "train_grafana_dashboard.json")
+    stage.tell("back", dict.fromkeys(names, "{}"))
+    done = ok(stage.run("install-ray.sh", WITH="monitoring"))
+    copied = done.place("exec", "the-head", "tar", "/tmp/ray/session_latest/metrics/grafana/dashboards", *names)
+    assert done.place("kubectl", "--for=condition=HeadPodReady") < copied
+    last = [place for place, call in enumerate(done.calls) if call[0] == "kubectl" and "apply" in call][-1]
+    assert copied < last
+    assert done.calls[last][-1].endswith("/graphs.yaml")
+    assert not ok(stage.run("install-ray.sh")).called("exec")
+    stage.fail("exec the-head", times=1)
+    assert ok(stage.run("install-ray.sh", WITH="monitoring")).called("exec", "the-head") == 2
+    stage.fail("exec the-head")
+    refused(
+        stage.run("install-ray.sh", WITH="monitoring"), "Ray's own graphs cannot be copied from the head to Grafana"
+    )
+
+
 def test_with_autoscaling_nobody_waits_for_workers(stage: Stage) -> None:
     done = ok(stage.run("install-ray.sh", WITH="autoscaling"))
     assert "--for=condition=HeadPodReady" in done.lines[-1]
@@ -624,6 +642,15 @@ def test_the_clean_up_removes_the_queues_before_kueue(stage: Stage) -> None:
     refused(stage.run("cleanup.sh", "--keep-cluster"), "what is left: Kueue's queues")
     stage.tell("present", [])
     assert not ok(stage.run("cleanup.sh", "--keep-cluster")).called("clusterqueue/trainings")
+
+
+def test_the_clean_up_removes_what_monitoring_brought(stage: Stage) -> None:
+    stage.tell("present", ["crd/podmonitors.monitoring.coreos.com"])
+    done = ok(stage.run("cleanup.sh", "--keep-cluster"))
+    assert done.called("kubectl", "delete", "configmap/grafana-parallel-training", "configmap/grafana-ray") == 1
+    assert done.called("kubectl", "delete", "podmonitor/ray") == 1
+    stage.tell("present", [])
+    assert not ok(stage.run("cleanup.sh", "--keep-cluster")).called("podmonitor/ray")
 
 
 def queues_of_the_manifests() -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -202,15 +203,38 @@ def test_workers_get_the_network_itself(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.stdout.split() == [b"build", b"False"]
 
 
+def commands_of_the_readme() -> list[list[str]]:
+    """Those that a person types in this folder, without ``python``."""
+    text = (EXAMPLE / "README.md").read_text().partition("cd examples/parallel-training\n")[2].partition("```")[0]
+    return [shlex.split(line)[1:] for line in text.splitlines()]
+
+
 @pytest.mark.slow
-def test_another_network_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_readme_train_another_network_and_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they stand there, with Ray started by the training itself; but small, and with a network of one's own.
+
+    All but the ceiling, which test_comparison.py measures. This network draws nothing at random: both trainings have to
+    end alike. It takes 25 s, of which 20 are two starts of TensorFlow and one of Ray.
+    """
     pytest.importorskip("tf_keras")
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    done = run("baseline_training.py", *SMALL, "--save-path", str(tmp_path), "--model", "mine:build")
+    baseline, ray, _, comparison = commands_of_the_readme()
+    for script, *words in (baseline, ray):
+        done = run(script, *words, *SMALL, "--model", "mine:build")
+        assert done.returncode == 0, done.stdout
+    (script, *words) = comparison
+    done = run(script, *words)
     assert done.returncode == 0, done.stdout
-    result = json.loads((tmp_path / "baseline_results.json").read_text())
-    assert (result["parameters"], result["job"]["model"]) == (32 * 32 * 3 * 10 + 10, "mine:build")
+    for name, count in (("baseline_results.json", 1), ("ray_results_2workers.json", 2)):
+        found = json.loads((tmp_path / "results" / name).read_text())
+        assert (found["parameters"], found["job"]["model"]) == (32 * 32 * 3 * 10 + 10, "mine:build")
+        assert found["num_workers"] == count
+    compared = json.loads((tmp_path / "results/comparison.json").read_text())
+    assert compared["accuracy_difference_points"] == pytest.approx(0)
+    assert "Ray, 2 workers" in done.stdout
 
 
 @pytest.mark.slow
