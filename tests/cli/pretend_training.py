@@ -3,7 +3,8 @@
 ``pretend_training.py DIR KEY=VALUE…``; it takes a step every 20 ms, goes on from the newest checkpoint, commits when
 it gets SIGTERM and leaves with 143.
 
-``steps``  the end of the run (default 50)      ``crash_at``   raises at this step, after a commit of the one before it
+``steps``  the end of the run (default 50), or a file that says so and may be replaced meanwhile
+``crash_at``   raises at this step, after a commit of the one before it
 ``code``   exit code of the crash (default 7)   ``stubborn``   does not listen to SIGTERM
 ``stray``  starts a process of its own session  ``early``      leaves with this code before anything else
 ``quiet``  writes no progress
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from holdfast.home import ATTEMPT, JOURNAL, home_of
 from holdfast.progress import Journal, Progress, ProgressFile
@@ -74,7 +76,6 @@ resumed = step or None
 journal.record("attempt", pid=os.getpid(), world=1, resumed_from=resumed, step=step, location=backend.uri)
 journal.record("training", step=step)
 progress = ProgressFile(os.path.join(location, "training_progress.json"))
-total = int(options.get("steps", "50"))
 if "stray" in options:
     subprocess.Popen(["sleep", "600.25"], start_new_session=True)
 
@@ -85,7 +86,12 @@ def commit(reason: str) -> None:
         journal.record("commit", step=step, reason=reason, name=f"checkpoint-{step}", location=backend.uri)
 
 
-while step < total:
+def end() -> int:
+    wanted = options.get("steps", "50")
+    return int(wanted if wanted.isdigit() else Path(wanted).read_text())
+
+
+while step < (total := end()):
     if stopped:
         journal.record("notice", source="signal", detail="SIGTERM", step=step)
         commit("jit")

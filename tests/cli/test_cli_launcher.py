@@ -28,6 +28,7 @@ from cli_helpers import (
 from holdfast.home import home_of
 from holdfast.launch.outcome import Ended, Verdict, judge
 from holdfast.launch.records import read_launch
+from holdfast.progress import read_progress
 from holdfast.store.checkpoints import whole
 from holdfast.store.local import LocalBackend
 
@@ -38,6 +39,28 @@ def newest_step(location: Path) -> int | None:
 
 def training(location: Path, attempts: int = 1) -> bool:
     return len(events(location, "training")) >= attempts
+
+
+def trained(location: Path) -> int:
+    """Steps that are done, as the progress file has it."""
+    try:
+        return read_progress(location / "training_progress.json")["step"]
+    except FileNotFoundError:
+        return 0
+
+
+class End:
+    """Where a run ends, which may change while it goes on: far away until what the test is about has happened."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "end"
+        self.argument = f"steps={self._path}"
+        self.set(1_000_000)
+
+    def set(self, step: int) -> None:
+        beside = self._path.with_suffix(".tmp")
+        beside.write_text(str(step))
+        beside.replace(self._path)
 
 
 def test_a_script_runs_to_its_end_and_its_output_is_its_own(tmp_path: Path) -> None:
@@ -56,23 +79,24 @@ def test_dir_is_where_a_script_saves_that_does_not_say_so_itself(tmp_path: Path)
 
 def test_sigterm_to_the_launcher_saves_and_leaves_with_143_and_the_same_command_goes_on(tmp_path: Path) -> None:
     location = tmp_path / "run"
-    launcher = start("run", PRETEND, location, output=tmp_path / "out")
-    wait_for(lambda: training(location))
+    launcher = start("run", PRETEND, location, "steps=100000", output=tmp_path / "out")
+    wait_for(lambda: trained(location))  # step 0 would be no resume
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(60) == 143
     saved = newest_step(location)
     assert saved is not None
-    again = holdfast("run", PRETEND, location)
+    again = holdfast("run", PRETEND, location, f"steps={saved + 5}")
     assert again.returncode == 0
     assert f"training from step {saved}" in again.stderr
     assert [event.get("repeated") for event in events(location, "notice")] == [None]  # told once
 
 
 def test_a_preempted_script_is_started_again_any_number_of_times(tmp_path: Path) -> None:
-    location = tmp_path / "run"
-    launcher = start("run", "--max-restarts", "0", PRETEND, location, "steps=300", output=tmp_path / "out")
+    location, end = tmp_path / "run", End(tmp_path)
+    launcher = start("run", "--max-restarts", "0", PRETEND, location, end.argument, output=tmp_path / "out")
     wait_for(lambda: training(location))
     outcome = json_of("preempt", location, "--repeat", "2", "--every", "0.2")
+    end.set(outcome["preemptions"][-1]["committed_step"] + 5)
     assert launcher.wait(60) == 0
     assert [one["saved"] for one in outcome["preemptions"]] == [True, True]
     assert [one["attempt"] for one in outcome["preemptions"]] == [1, 2]
@@ -100,7 +124,7 @@ def test_a_script_that_fails_before_it_says_anything_is_given_up_too(tmp_path: P
 
 def test_a_second_launcher_and_a_script_that_is_not_there_are_refused(tmp_path: Path) -> None:
     location = tmp_path / "run"
-    launcher = start("run", "--dir", location, PRETEND, "unused", "steps=500", output=tmp_path / "out")
+    launcher = start("run", "--dir", location, PRETEND, "unused", "steps=100000", output=tmp_path / "out")
     wait_for(lambda: training(location) and read_launch(home_of(str(location))))  # written at its next look
     second = holdfast("run", "--dir", location, PRETEND, "unused")
     launcher.send_signal(signal.SIGTERM)
@@ -113,9 +137,9 @@ def test_a_second_launcher_and_a_script_that_is_not_there_are_refused(tmp_path: 
 
 
 def test_pause_keeps_the_launcher_and_resume_goes_on(tmp_path: Path) -> None:
-    location = tmp_path / "run"
-    launcher = start("run", PRETEND, location, "steps=100", output=tmp_path / "out")
-    wait_for(lambda: training(location))
+    location, end = tmp_path / "run", End(tmp_path)
+    launcher = start("run", PRETEND, location, end.argument, output=tmp_path / "out")
+    wait_for(lambda: trained(location))
     paused = json_of("pause", location)
     assert (paused["state"], paused["changed"]) == ("paused", True)
     assert paused["step"] == newest_step(location)
@@ -123,6 +147,7 @@ def test_pause_keeps_the_launcher_and_resume_goes_on(tmp_path: Path) -> None:
     assert json_of("pause", location) == {**paused, "changed": False}
     assert json_of("ls", location)["runs"][0]["state"] == "paused"
     assert json_of("resume", location)["state"] == "running"
+    end.set(paused["step"] + 25)
     assert launcher.wait(60) == 0
     assert [event["step"] for event in events(location, "paused")] == [paused["step"]]
     assert len(events(location, "resumed")) == 1
@@ -132,7 +157,7 @@ def test_pause_keeps_the_launcher_and_resume_goes_on(tmp_path: Path) -> None:
 
 def test_a_preemption_of_a_run_that_has_yet_to_say_how_far_it_is(tmp_path: Path) -> None:
     location = tmp_path / "run"
-    launcher = start("run", PRETEND, location, "steps=1000", "quiet=1", output=tmp_path / "out")
+    launcher = start("run", PRETEND, location, "steps=100000", "quiet=1", output=tmp_path / "out")
     wait_for(lambda: training(location))
     preemption = json_of("preempt", location)["preemptions"][0]
     assert (preemption["saved"], preemption["steps_lost"], preemption["reason"]) == (True, None, "jit")
@@ -145,7 +170,7 @@ def test_a_pause_is_not_lost_while_the_script_has_yet_to_say_where_it_trains(tmp
     left = Path(home_of(str(other))) / "control.json"  # of a launcher that was there before
     left.parent.mkdir(parents=True)
     left.write_text('{"id": "old", "action": "resume", "time": 1.0}')
-    launcher = start("run", PRETEND, location, "steps=300", f"detour={other}", output=tmp_path / "out")
+    launcher = start("run", PRETEND, location, "steps=100000", f"detour={other}", output=tmp_path / "out")
     wait_for(lambda: training(location))
     json_of("preempt", location)
     wait_for(lambda: read_launch(home_of(str(other))))
@@ -161,11 +186,11 @@ def test_a_pause_is_not_lost_while_the_script_has_yet_to_say_where_it_trains(tmp
 
 
 def test_a_launcher_that_is_killed_takes_its_script_along_and_resume_starts_it_again(tmp_path: Path) -> None:
-    location = tmp_path / "run"
+    location, end = tmp_path / "run", End(tmp_path)
     launcher = start(
-        "run", "--save-every", "7", PRETEND, location, "steps=100", output=tmp_path / "out", OMP_NUM_THREADS="1"
+        "run", "--save-every", "7", PRETEND, location, end.argument, output=tmp_path / "out", OMP_NUM_THREADS="1"
     )
-    wait_for(lambda: training(location) and read_launch(str(location / ".holdfast")))
+    wait_for(lambda: trained(location) and read_launch(str(location / ".holdfast")))
     launcher.kill()
     launcher.wait()
     wait_for(lambda: not processes_about(str(location)), 20)
@@ -173,8 +198,11 @@ def test_a_launcher_that_is_killed_takes_its_script_along_and_resume_starts_it_a
     assert saved is not None  # the kernel sent SIGTERM, and the script saved
     again = json_of("resume", location, "--detach", cwd=tmp_path)
     assert again["state"] == "running"
+    wait_for(lambda: trained(location) > saved)
+    end.set(saved)
     wait_for(lambda: events(location, "exit"))
-    assert newest_step(location) == 100
+    assert events(location, "end")[-1]["outcome"] == "complete"
+    assert newest_step(location) == events(location, "end")[-1]["step"] > saved
     assert events(location, "attempt")[1]["resumed_from"] == saved
     launch = read_launch(str(location / ".holdfast"))
     assert launch is not None
@@ -187,7 +215,7 @@ def test_a_launcher_that_is_killed_takes_its_script_along_and_resume_starts_it_a
 
 def test_pause_without_a_launcher_stops_the_process_and_says_so(tmp_path: Path) -> None:
     location = tmp_path / "run"
-    script = subprocess.Popen([sys.executable, PRETEND, str(location)], env=environ())
+    script = subprocess.Popen([sys.executable, PRETEND, str(location), "steps=100000"], env=environ())
     wait_for(lambda: training(location))
     done = holdfast("pause", location)
     assert done.returncode == 0
@@ -252,9 +280,11 @@ def test_fresh_sets_the_old_checkpoints_aside_once(tmp_path: Path) -> None:
     location = tmp_path / "run"
     assert holdfast("run", "--max-restarts", "0", PRETEND, location, "crash_at=5").returncode == 7
     assert newest_step(location) == 5
-    launcher = start("run", "--fresh", PRETEND, location, "steps=200", output=tmp_path / "out")
+    end = End(tmp_path)
+    launcher = start("run", "--fresh", PRETEND, location, end.argument, output=tmp_path / "out")
     wait_for(lambda: events(location, "training")[-1]["run"] != "pretend" and (newest_step(location) or 0) >= 5)
     preempted = json_of("preempt", location, "--delay", "0.3")["preemptions"][0]
+    end.set(preempted["committed_step"] + 5)
     assert launcher.wait(60) == 0
     anew = [event for event in events(location, "attempt") if event["run"] != "pretend"]
     assert [event["resumed_from"] for event in anew] == [None, preempted["committed_step"]]
