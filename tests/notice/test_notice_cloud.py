@@ -478,7 +478,7 @@ class TestGcp:
         google.preempt()
         notice = receiver.notice()
         assert (notice.source, notice.detail, notice.grace_s) == ("gcp", "instance/preempted TRUE", 30.0)
-        assert notice.at - before < 5
+        assert notice.at - before < 20
         assert receiver.is_quiet()
 
     def test_stop_ends_a_long_poll(self, endpoint: Endpoint, warnings: Warnings) -> None:

@@ -28,16 +28,27 @@ class Watch:
         self.path = path
         self.source = FileSource(path, POLL_S)
         self._notices: queue.Queue[Notice] = queue.Queue()
+        self._looks = 0
+        self._look, self.source._identify = self.source._identify, self._counted  # type: ignore[method-assign]
         self.source.start(self._notices.put)
+
+    def _counted(self) -> tuple[int, int] | None:
+        self._looks += 1
+        return self._look()
 
     def notice(self) -> Notice:
         return self._notices.get(timeout=20)
 
     def is_quiet(self) -> bool:
+        """Also where nobody looked in that time: by then the file was looked at once more, from begin to end."""
+        thread, looks, until = self.source._thread, self._looks + 2, time.monotonic() + 20
         try:
             self._notices.get(timeout=QUIET_S)
         except queue.Empty:
-            return True
+            while thread is not None and thread.is_alive() and self._looks < looks:
+                assert time.monotonic() < until
+                time.sleep(POLL_S)
+            return self._notices.empty()
         return False
 
 
@@ -215,6 +226,7 @@ def test_stop_ends_the_thread_at_once_and_nothing_is_delivered_afterwards(path: 
     (thread,) = set(threading.enumerate()) - before
     began = time.monotonic()
     source.stop()
+    thread.join(20)
     assert not thread.is_alive()
     assert time.monotonic() - began < 15
     path.touch()

@@ -107,8 +107,8 @@ class TestDelivery:
         assert code == 0, err
         who, what, at, wall, delivered = out.split()
         assert (who, what) == ("signal", "SIGTERM")
-        assert sent <= float(at) <= float(delivered) < sent + 1.0
-        assert float(wall) == pytest.approx(sent_wall, abs=1.0)
+        assert sent <= float(at) <= float(delivered) < sent + 20.0
+        assert float(wall) == pytest.approx(sent_wall, abs=20.0)
 
     def test_every_further_signal_is_a_notice_of_its_own_while_the_main_thread_is_stuck(self) -> None:
         process = start("""
