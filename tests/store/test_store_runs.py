@@ -223,13 +223,13 @@ def test_a_lease_that_nobody_renews_expires_by_the_clock_of_the_store(
     # Neither the holder's idea of the time, which is far ahead, nor ours, which is far behind, matters.
     monkeypatch.setattr(time, "time", lambda: 0.0)
     began = time.monotonic()
-    leave_lease(s3_bucket, "theirs", lease_s=1.0)
+    leave_lease(s3_bucket, "theirs", lease_s=4.0)
     with pytest.raises(LocationBusyError) as raised:
         s3_bucket.acquire(Owner("ours"))
-    assert re.search("free in [123] s", str(raised.value))
+    assert re.search("free in [0-6] s", str(raised.value))
     assert "elsewhere" in str(raised.value)
     s3_bucket.acquire(Owner("ours"), wait_s=60.0)
-    assert 1.0 < time.monotonic() - began < 20.0
+    assert 4.0 < time.monotonic() - began < 60.0
     assert lease_of(s3_bucket)["owner"]["run"] == "ours"  # type: ignore[index]
 
 
@@ -247,10 +247,10 @@ def test_the_same_run_elsewhere_is_replaced_at_once(bucket: ObjectBackend) -> No
 
 
 def test_a_lease_is_renewed_and_keeps_others_out(s3_bucket: ObjectBackend) -> None:
-    mine = ObjectBackend(s3_bucket.uri, store=s3_bucket._client.store, lease_s=1.0)
+    mine = ObjectBackend(s3_bucket.uri, store=s3_bucket._client.store, lease_s=3.0)
     mine.acquire(Owner("mine", **ELSEWHERE))
     with pytest.raises(LocationBusyError):
-        s3_bucket.acquire(Owner("other"), wait_s=3.6)
+        s3_bucket.acquire(Owner("other"), wait_s=5.6)
     assert int(lease_of(s3_bucket)["renewals"]) >= 3  # type: ignore[call-overload]
     assert not mine.lost
     mine.release()
@@ -325,12 +325,12 @@ def test_of_many_that_want_a_free_lease_one_gets_it(bucket: ObjectBackend) -> No
 
 
 def test_a_run_that_sleeps_past_its_lease_commits_nothing_when_it_wakes(s3_uri: str) -> None:
-    with holding(s3_uri, "sleeper", "1.5") as holder:
+    with holding(s3_uri, "sleeper", "4") as holder:
         os.kill(holder.pid, signal.SIGSTOP)
         backend: Backend = open_backend(s3_uri)
         with pytest.raises(LocationBusyError):
             backend.acquire(Owner("other"))
-        backend.acquire(Owner("other"), wait_s=20.0)
+        backend.acquire(Owner("other"), wait_s=60.0)
         os.kill(holder.pid, signal.SIGCONT)
         holder.say("commit 5")
         assert holder.hear().startswith("busy:")
