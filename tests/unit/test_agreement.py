@@ -53,7 +53,7 @@ def test_the_highest_step_wins_and_all_hear_the_same(boards):
 
 
 def test_a_silent_rank_turns_the_decision_into_a_rescue(boards):
-    agreements = [Agreement(boards(), rank, 3, 0.3) for rank in range(3)]
+    agreements = [Agreement(boards(), rank, 3, 2.0) for rank in range(3)]
     decisions = decide(agreements, [5, 5, 5], silent={1})
     assert all(decision.rescue and decision.silent == (1,) for decision in decisions)
 
@@ -66,10 +66,10 @@ def test_nobody_waits_for_ranks_that_are_seen_to_be_dead(boards):
 
 
 def test_a_silent_rank_elsewhere_is_waited_for_though_another_is_dead(boards):
-    agreements = [Agreement(boards(), rank, 4, 1.0) for rank in range(4)]
+    agreements = [Agreement(boards(), rank, 4, 3.0) for rank in range(4)]
     decisions = decide(agreements, [5, 5, 5, 5], silent={1, 2}, dead={1})
     assert all(decision.rescue and decision.silent == (1, 2) for decision in decisions)
-    assert max(decision.seconds for decision in decisions) > 0.9
+    assert max(decision.seconds for decision in decisions) > 2.9
 
 
 def test_a_broken_rank_turns_the_decision_into_a_rescue_at_once(boards):
