@@ -12,7 +12,8 @@ A rank whose write fails says so on the job's board: the others leave that locat
 waiting there for a commit that cannot come.
 
 With a deadline, the location that is expected to finish in time is tried first, judged by measured
-speed; a location that fails or hangs is left while there is still time for the next.
+speed; a location that fails or hangs is left while there is still time for the next: for what the next
+is expected to take and two seconds more, or half of the time where that is less.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 
 MARGIN_S = 0.75
 """Left between the last moment of a save and the deadline, for the way out of the process."""
+_FALLBACK_S = 2.0
+"""Left to the next location beyond what a save there is expected to take: a guess, often, or measured once."""
 _HEIR = "heir"
 _PERIODIC_LIMIT_S = 600.0
 
@@ -181,6 +184,8 @@ class Saver:
     committed_wall: float | None = None
     _pool: ChunkPool = field(default_factory=ChunkPool)
     _tries: Counter[tuple[int, str]] = field(default_factory=Counter)
+    _given_up: set[tuple[str, str]] = field(default_factory=set)
+    """Locations and names of saves that failed: a rank that was behind may have begun them anew since."""
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
         """This attempt begins at ``checkpoint``: nothing older need be saved, and how fast its place is is known."""
@@ -253,9 +258,9 @@ class Saver:
             )
         choices = []
         for index, backend in enumerate(backends):
-            after = sum(self.expected_s(other, size) for other in backends[index + 1 :])
+            after = sum(self.expected_s(other, size) + _FALLBACK_S for other in backends[index + 1 :])
             # A location keeps at least half of the time: an estimate that is too careful must not starve it.
-            choices.append((backend, end.earlier(min(after, end.remaining_s() / 2)) if after else end))
+            choices.append((backend, end.earlier(min(after, end.remaining_s() / 2))))
         return choices
 
     def _attempts(self, save: Save, size: int) -> list[_Try]:
@@ -271,15 +276,28 @@ class Saver:
     def _clear(self, backend: Backend, save: Save) -> None:
         """Give back the room that a periodic save has taken and cannot use; after a notice there is no time for it."""
         if save.deadline is None and self.rank == 0:
-            try:
-                if backend.read_manifest(save.name) is None:
-                    backend.discard(save.name)
-            except StoreError as error:
-                log.warning("could not remove what was written of %s: %s", save.name, error)
+            if self.world > 1:
+                self._given_up.add((backend.uri, save.name))
+            self._discard(backend, save.name)
+
+    def _clear_others(self, backend: Backend, save: Save) -> None:
+        """Once more for saves that failed before: a rank that came to one later than rank 0 has written its part."""
+        failed = {name for uri, name in self._given_up if uri == backend.uri and name != save.name}
+        if failed and save.deadline is None:
+            for name in failed.intersection(backend.names()):
+                self._discard(backend, name)
+
+    def _discard(self, backend: Backend, name: str) -> None:
+        try:
+            if backend.read_manifest(name) is None:
+                backend.discard(name)
+        except StoreError as error:
+            log.warning("could not remove what was written of %s: %s", name, error)
 
     def _write_to(self, attempt: _Try, save: Save, files: Files) -> Manifest:
         began = time.monotonic()
         backend = attempt.backend
+        self._clear_others(backend, save)
         backend.begin(save.name)
         leads = self._claim(backend, save) if save.claimed else self.rank == 0
         if save.claimed and not leads and self._is_near(self._heir(backend, save)):
@@ -362,6 +380,9 @@ class Saver:
         self._note_commit(manifest, backend, save, time.monotonic() - began)
         if save.deadline is None:
             try:
+                # Each rank has written its part, and with that has left the saves before it: none comes back.
+                self._clear_others(backend, save)
+                self._given_up = {(uri, name) for uri, name in self._given_up if uri != backend.uri}
                 for name in retain(backend, self.keep) if self.retire is None else self.retire(backend):
                     self.journal.record("removed", name=name, location=backend.uri)
             except StoreError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 
@@ -57,6 +59,49 @@ def test_the_first_location_is_left_while_there_is_time_for_the_second(saver):
     (_, first), (_, second) = order(saver, 30.0, 10**9)
     assert second - first >= 10.0
     assert first >= 10.0
+
+
+def test_the_second_location_has_seconds_and_not_only_what_it_is_expected_to_take(saver):
+    (_, first), (_, second) = order(saver, 30.0, 1000)
+    assert second - first >= 2.0
+    (_, first), (_, second) = order(saver, 3.0, 1000)
+    assert second - first == pytest.approx(first, abs=0.1)  # half of what is left
+
+
+class Full(LocalBackend):
+    """No room for large files, for a while."""
+
+    full = True
+
+    def create(self, name, path, size):
+        if self.full and path == "model":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().create(name, path, size)
+
+
+def test_what_a_late_rank_writes_of_a_failed_save_goes_with_the_next(tmp_path):
+    backend = Full(str(tmp_path / "run"))
+    journal = Journal(None, run_id="run", attempt=1, rank=0)
+    saver = Saver(backends=[backend], rank=0, world=2, run="run", attempt=1, token="t", keep=2, journal=journal)
+    files = Files(own=lambda: [BytesImage("rank-0", b"x")], shared=lambda: [BytesImage("model", b"y")])
+
+    def late(step):
+        """Rank 1, which has not heard that rank 0 has given up."""
+        name = f"checkpoint-{step}"
+        backend.begin(name)
+        backend.create(name, "rank-1", 1).finish()
+        backend.put_part(name, "rank-00001", b'{"token": "t", "files": []}')
+
+    for step in (3, 6):
+        with pytest.raises(StoreError, match="could not be saved"):
+            saver.write(Save(step=step, reason="periodic"), files, 2)
+        assert backend.names() == []
+        late(step)
+        assert backend.names() == [f"checkpoint-{step}"]
+    backend.full = False
+    late(9)
+    saver.write(Save(step=9, reason="periodic"), files, 2)
+    assert backend.names() == ["checkpoint-9"]
 
 
 def test_all_that_cannot_be_reached_is_one_error_that_names_the_last(saver, tmp_path):
