@@ -178,7 +178,8 @@ class Fit:
             for name, ddp in objects.gradient_orders.items():
                 ddp.repeat(run["gradient_orders"].get(name, []))
             self._resuming = run["ended"] is None
-        steps.engine = host.start(steps, self._progress)
+        # The reporter asks at once, before this fit knows its steps.
+        steps.engine = host.start(steps, lambda: self._progress(steps))
         steps.saver = host.saver
         steps.hook(forward=host.session.world > 1 and self.settings.rescue)
         self.steps = steps
@@ -326,10 +327,9 @@ class Fit:
 
     # ------------------------------------------------------------------ progress
 
-    def _progress(self) -> Progress:
+    def _progress(self, steps: Steps) -> Progress:
         assert self.host is not None
-        assert self.steps is not None
-        trainer, step = self.trainer, self.steps.step
+        trainer, step = self.trainer, steps.step
         epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else None
         values = {_plain(name): value for name, value in dict(trainer._logger_connector._callback_metrics).items()}
         epoch = min(trainer.current_epoch + 1, epochs) if epochs else trainer.current_epoch + 1
@@ -338,7 +338,7 @@ class Fit:
             epoch=epoch,
             total_epochs=epochs,
             step=step,
-            total_steps=step if self.steps.at_end else self._total_steps(epochs),
+            total_steps=step if steps.at_end else self._total_steps(epochs),
             loss=_number(self.loss) if self.loss is not None else _first_of(values, "train_loss", "loss"),
             accuracy=_first_of(values, "train_acc", "train_accuracy", "acc", "accuracy"),
             validation_loss=_first_of(values, "val_loss", "valid_loss", "validation_loss"),

@@ -91,7 +91,7 @@ class Run:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(claim("run"))
                 self._host = Host(self.settings, torch_place())
-                self._loop = self._start(self._host)
+                self._start(self._host)
                 self._in_charge = stack.pop_all()
         else:
             self._loop = Loop(self._objects, BlackBox(None, self.rank), self.rank, rescue=False)
@@ -214,8 +214,9 @@ class Run:
 
     # ------------------------------------------------------------------ start and end
 
-    def _start(self, host: Host) -> Loop:
+    def _start(self, host: Host) -> None:
         loop = Loop(self._objects, BlackBox(host.box_path(), self.rank), self.rank, rescue=self.settings.rescue)
+        self._loop = loop  # before the host starts: from then on its reporter asks for the progress
         loaded: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
         def load(checkpoint: Checkpoint) -> Callable[[], None] | None:
@@ -240,7 +241,6 @@ class Run:
         loop.hook(forward=self.world > 1 and self.settings.rescue)
         if self._complete and self.rank == 0:
             log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", loop.step)
-        return loop
 
     def _go_on(self, loop: Loop, checkpoint: Checkpoint, run: dict[str, Any], mine: dict[str, Any]) -> None:
         self.resumed_from = checkpoint.name
