@@ -55,6 +55,16 @@ grafana_url() {
     printf '%s\n' "${GRAFANA_URL:-http://localhost:30300}"
 }
 
+# What is in the image that build-and-push.sh has loaded into Minikube: the same name may mean another one now, and pods
+# that have the old one must go. Elsewhere it is not known here.
+image_id() {
+    local id=''
+    if [ "$KUBE_CONTEXT" = "$PROFILE" ] && command -v docker >/dev/null 2>&1; then
+        id=$(docker image inspect --format '{{.Id}}' "$IMAGE" 2>/dev/null) || id=''
+    fi
+    if [[ $id =~ ^(sha256:)?[0-9a-f]{64}$ ]]; then printf '%s\n' "$id"; else echo unknown; fi
+}
+
 not_a_component() { # PART WHY
     die "WITH: '$1' is not a component: $2; accepted are $(cd "$HERE/components" && echo *), and the path of a folder with" \
         "a kustomization.yaml"
@@ -62,7 +72,8 @@ not_a_component() { # PART WHY
 
 # The manifests as one kustomization, in a copy: the components, then the values of the variables.
 prepare() {
-    local part name number=0 seen=' '
+    local part name number=0 seen=' ' id
+    id=$(image_id)
     cp -R "$HERE/base" "$HERE/components" "$work"
     if has monitoring; then
         sed "s|http://localhost:30300|$(grafana_url)|" "$HERE/components/monitoring/kustomization.yaml" \
@@ -91,6 +102,8 @@ patches:
     patch: |-
       - {op: replace, path: /spec/headGroupSpec/template/spec/containers/0/image, value: "$IMAGE"}
       - {op: replace, path: /spec/workerGroupSpecs/0/template/spec/containers/0/image, value: "$IMAGE"}
+      - {op: replace, path: /spec/headGroupSpec/template/metadata/annotations/parallel-training~1image, value: "$id"}
+      - {op: replace, path: /spec/workerGroupSpecs/0/template/metadata/annotations/parallel-training~1image, value: "$id"}
       - {op: replace, path: /spec/workerGroupSpecs/0/replicas, value: $WORKERS}
       - {op: replace, path: /spec/workerGroupSpecs/0/maxReplicas, value: $((WORKERS > 4 ? WORKERS : 4))}
       - {op: replace, path: /spec/workerGroupSpecs/0/template/spec/containers/0/resources/requests/cpu, value: "$WORKER_CPUS"}

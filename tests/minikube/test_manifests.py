@@ -313,13 +313,35 @@ def test_a_queue_has_room_for_the_cluster(render: Callable[..., Objects]) -> Non
     assert gigabytes[0] >= gigabytes[1] + 2 * gigabytes[2]
 
 
-def test_the_network_policy_knows_the_pods_and_the_ports(render: Callable[..., Objects]) -> None:
+def test_the_network_policies_let_these_through_and_nothing_else(render: Callable[..., Objects]) -> None:
     objects = render()
-    policy, head = one(objects, "NetworkPolicy", "ray"), one(objects, "NetworkPolicy", "ray-head")
-    everyone = {"matchLabels": {"ray.io/cluster": "parallel-training"}}
-    assert policy["spec"]["podSelector"] == everyone
-    assert {"from": [{"podSelector": everyone}]} in policy["spec"]["ingress"]
-    assert {port["port"] for port in head["spec"]["ingress"][0]["ports"]} == {8265, 10001}
+    assert [thing["metadata"]["name"] for thing in objects if thing["kind"] == "NetworkPolicy"] == ["ray", "ray-head"]
+    policy, head = (one(objects, "NetworkPolicy", name)["spec"] for name in ("ray", "ray-head"))
+    labels = {"ray.io/cluster": "parallel-training"}
+    pods = [{"podSelector": {"matchLabels": labels}}]
+
+    def namespace(name: str) -> list[dict[str, Any]]:
+        return [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}]
+
+    assert policy == {
+        "podSelector": {"matchLabels": labels},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {"from": pods},
+            {"from": namespace("monitoring"), "ports": [{"port": port} for port in (8080, 44217, 44227)]},
+        ],
+        "egress": [
+            {"to": pods},
+            {"to": namespace("kube-system"), "ports": [{"port": 53, "protocol": one} for one in ("UDP", "TCP")]},
+            {"to": namespace("monitoring")},
+            {"ports": [{"port": port} for port in (443, 6443, 8443)]},
+        ],
+    }
+    assert head == {
+        "podSelector": {"matchLabels": {**labels, "ray.io/node-type": "head"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"port": port} for port in (8265, 10001)]}],
+    }
 
 
 def test_the_dashboard_of_grafana_asks_for_metrics_that_ray_has(render: Callable[..., Objects]) -> None:

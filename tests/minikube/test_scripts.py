@@ -84,6 +84,11 @@ def test_the_versions_of_the_image_are_those_that_are_tested() -> None:
     for name in ("keras", "tf-keras"):
         (pinned,) = re.findall(rf'"{name}==([\d.]+)"', project)
         assert f" {name}=={pinned}" in dockerfile
+    (torch,) = re.findall(r"^TORCH \?= (torch==[\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    text = (SCRIPTS / "torch.Dockerfile").read_text()
+    assert text.rstrip().endswith(torch)
+    assert "https://download.pytorch.org/whl/cpu" in text
+    assert f"rayproject/ray:{ray}-py312" in text
     (tensorflow,) = re.findall(r'"tensorflow-cpu==([\d.]+)"', project)
     assert f"${{TENSORFLOW}}=={tensorflow}" in dockerfile
 
@@ -170,15 +175,35 @@ def test_a_bad_value_is_refused_by_name(stage: Stage, script: str, name: str, va
 # ------------------------------------------------------------------ build-and-push.sh
 
 
-def test_the_image_is_built_in_two_steps_and_goes_into_minikube(stage: Stage) -> None:
+def test_the_image_is_built_in_three_steps_and_goes_into_minikube(stage: Stage) -> None:
     done = ok(stage.run("build-and-push.sh"))
+    torch = done.calls[done.place("docker", "build", str(SCRIPTS / "torch.Dockerfile"))]
     first = done.calls[done.place("docker", "build", str(ROOT / "deploy/docker/ray.Dockerfile"))]
     second = done.calls[done.place("docker", "build", str(SCRIPTS / "Dockerfile"))]
-    assert "RAY_IMAGE=rayproject/ray:2.60.0-py312" in first
+    assert "RAY_IMAGE=rayproject/ray:2.60.0-py312" in torch
+    assert f"RAY_IMAGE={torch[torch.index('--tag') + 1]}" in first
     assert f"BASE={first[first.index('--tag') + 1]}" in second
+    assert "DATASETS=dataset-fashion-mnist" in second
     image = second[second.index("--tag") + 1]
     assert done.calls[-1] == ["minikube", "image", "load", image, "--profile", "holdfast"]
     assert not done.called("docker", "push")
+    assert ok(stage.run("build-and-push.sh", DATASETS="none")).called("docker", "build", "DATASETS=") == 1
+    refused(stage.run("build-and-push.sh", DATASETS="a; rm"), "DATASETS=a; rm is not accepted", "or none")
+
+
+def test_pods_with_an_image_of_the_same_name_and_other_content_are_replaced(stage: Stage) -> None:
+    def noted(**environ: str) -> list[str]:
+        text = ok(stage.run("install-ray.sh", "--render", **environ)).output
+        return re.findall(r'annotations/parallel-training~1image, value: "(.+)"', text)
+
+    assert noted() == ["unknown"] * 2
+    stage.tell("image", f"sha256:{'0a' * 32}")
+    assert noted() == [f"sha256:{'0a' * 32}"] * 2
+    assert noted(KUBE_CONTEXT="theirs") == ["unknown"] * 2  # its nodes have what is in a registry
+    stage.tell("image", "no such image")
+    assert noted() == ["unknown"] * 2
+    stage.remove("docker")
+    assert noted() == ["unknown"] * 2
 
 
 @pytest.mark.parametrize(
