@@ -25,7 +25,7 @@ def train(job: Job, images: data.Images, build: Callable[..., Any], began: float
     def batches(x: Any, y: Any, seed: int | None = None) -> Any:
         return data.batches(x, y, job.batch_size, shuffle_seed=seed, threads=job.cpus)
 
-    network = build(images.shape, data.CLASSES, filters=job.filters, learning_rate=job.learning_rate)
+    network = build(images.shape, images.classes, filters=job.filters, learning_rate=job.learning_rate)
     model.check(network, job.model)
     input_seconds = training.time_input(batches(images.x_train, images.y_train, job.seed))
     clock = training.make_clock(began)

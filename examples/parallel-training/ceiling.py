@@ -18,29 +18,32 @@ from typing import Any
 import ray
 import ray.exceptions
 
+import data
 import model
 import training
-from data import CLASSES
-from options import Job, add_options, job_of, whole
+from options import Job, add_options, job_of, wanted_of, whole
 from workers import NEW, address_of, resources_of, send_by_value
 
 ROUNDS = 3
 STEPS = 3
 """In each round."""
 _LIMIT_S = 600.0
+Form = tuple[tuple[int, ...], int]
+"""The shape of an image, and the number of classes."""
 
 
 class Process:
     """One of those that train on their own."""
 
-    def __init__(self, rank: int, workers: int, job: Job, build: Callable[..., Any]) -> None:
+    def __init__(self, rank: int, workers: int, job: Job, build: Callable[..., Any], form: Form) -> None:
         training.take_cores(job, rank)
         training.begin(job)
         import tensorflow as tf
 
-        self._network = build((32, 32, 3), CLASSES, filters=job.filters, learning_rate=job.learning_rate)
+        shape, classes = form
+        self._network = build(shape, classes, filters=job.filters, learning_rate=job.learning_rate)
         sizes = (job.batch_size, job.batch_size // workers)
-        self._inputs = {size: (tf.random.normal((size, 32, 32, 3)), tf.zeros((size,), tf.int32)) for size in sizes}
+        self._inputs = {size: (tf.random.normal((size, *shape)), tf.zeros((size,), tf.int32)) for size in sizes}
         for size in sizes:
             self.step_seconds(size)
 
@@ -51,13 +54,13 @@ class Process:
         return (time.perf_counter() - began) / STEPS
 
 
-def measure(job: Job, workers: int, build: Callable[..., Any]) -> dict[str, Any]:
+def measure(job: Job, workers: int, build: Callable[..., Any], form: Form) -> dict[str, Any]:
     """The first alone with the whole batch and with its part, then all of them with their parts."""
     resources = resources_of(job)
     remote = ray.remote(Process).options(
         num_cpus=resources["CPU"], num_gpus=resources.get("GPU", 0), scheduling_strategy="SPREAD"
     )
-    processes = [remote.remote(rank, workers, job, build) for rank in range(workers)]
+    processes = [remote.remote(rank, workers, job, build, form) for rank in range(workers)]
     whole_batch, part = job.batch_size, job.batch_size // workers
 
     def seconds(some: list[Any], size: int) -> float:
@@ -97,17 +100,18 @@ def main() -> int:
     cluster = address_of(arguments.address)
     try:
         build = model.find(job.model)
+        form = data.form_of(wanted_of(arguments))
         training.prepare(arguments.save_path)
         ray.init(
             address=cluster,
             num_cpus=workers * job.cpus if cluster == NEW else None,
             runtime_env={"env_vars": {"HOLDFAST_ENABLED": "0"}},  # there is nothing to save
         )
-    except (model.ModelError, training.RefusedError, ConnectionError) as error:
+    except (data.DataError, model.ModelError, training.RefusedError, ConnectionError) as error:
         parser.error(str(error))
     send_by_value(job)
     try:
-        result = measure(job, workers, build)
+        result = measure(job, workers, build, form)
     except ray.exceptions.RayError as error:
         print(f"the ceiling cannot be measured: {error}", file=sys.stderr)
         return 1

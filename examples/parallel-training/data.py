@@ -1,8 +1,8 @@
-"""The images that both trainings learn from: 32×32 pixels, three colours, ten classes.
+"""The images that both trainings learn from: 32×32 pixels, three colours, ten classes, unless they are a person's own.
 
 What is used is never in doubt: CIFAR-10 is used only if its checksum is right, a generated stand-in says in capitals
 that it is one, and both are written into the results. A dataset that was asked for by name is used or is an error;
-only ``auto`` may fall back to the stand-in.
+only ``auto`` may fall back to the stand-in. ``module:function`` names a function that returns others.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any
 
 import numpy as np
 
+import own
 import sources
 from sources import Arrays, DataError
 
 NAMES = ("auto", "cifar10", "fashion-mnist", "generated")
-CLASSES = 10
+SHAPE, CLASSES = (32, 32, 3), 10
+"""Of those that have a name here."""
 VALIDATION_SHARE = 8
 """One image in so many of those for training is held out for validation."""
 FEWEST = 16
 
-__all__ = ["NAMES", "DataError", "Images", "Wanted", "batches", "load"]
+__all__ = ["NAMES", "DataError", "Images", "Wanted", "batches", "form_of", "load"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,7 @@ class Images:
     source: str
     stand_in: bool
     """Generated instead of photographed: its accuracy says nothing about the real data."""
+    classes: int
     x_train: Any
     y_train: Any
     x_validation: Any
@@ -71,6 +74,8 @@ class Images:
             "training_images": len(self.x_train),
             "validation_images": len(self.x_validation),
             "test_images": len(self.x_test),
+            "shape": list(self.shape),
+            "classes": self.classes,
             "sha256": digest.hexdigest(),
         }
 
@@ -88,6 +93,7 @@ def load(wanted: Wanted) -> Images:
         name=name,
         source=source,
         stand_in=name == "generated",
+        classes=CLASSES if name in NAMES else 1 + int(max(arrays.y_train.max(), arrays.y_test.max())),
         x_train=x[held_out:],
         y_train=y[held_out:],
         x_validation=x[:held_out],
@@ -95,6 +101,14 @@ def load(wanted: Wanted) -> Images:
         x_test=x_test,
         y_test=y_test,
     )
+
+
+def form_of(wanted: Wanted) -> tuple[tuple[int, ...], int]:
+    """The shape of an image and the number of classes; known without a look at them where they have a name here."""
+    if ":" not in wanted.name:
+        return SHAPE, CLASSES
+    images = load(wanted)
+    return images.shape, images.classes
 
 
 _LOUD = """
@@ -107,10 +121,13 @@ _LOUD = """
 
 
 def _find(wanted: Wanted) -> tuple[str, str, Arrays]:
-    if wanted.name not in NAMES:
-        raise DataError(f"--data={wanted.name!r} is not accepted; it must be one of {', '.join(NAMES)}")
+    if wanted.name not in NAMES and ":" not in wanted.name:
+        raise DataError(
+            f"--data={wanted.name!r} is not accepted; it must be one of {', '.join(NAMES)}, or module:function for a "
+            f"function of yours"
+        )
     given = [option for option in ("path", "url", "sha256") if getattr(wanted, option) is not None]
-    if given and wanted.name in ("fashion-mnist", "generated"):
+    if given and wanted.name not in ("auto", "cifar10"):
         raise DataError(
             f"--data-{given[0]}={getattr(wanted, given[0])!r} goes with --data cifar10, not with {wanted.name}"
         )
@@ -118,6 +135,8 @@ def _find(wanted: Wanted) -> tuple[str, str, Arrays]:
         raise DataError(f"--data-path={wanted.path!r} and --data-url={wanted.url!r} exclude each other; give one")
     if wanted.sha256 is not None and wanted.path is None and wanted.url is None:
         raise DataError(f"--data-sha256={wanted.sha256!r} belongs to a file; give --data-path or --data-url too")
+    if ":" in wanted.name:
+        return wanted.name, f"the function {wanted.name}", _own(wanted.name)
     if wanted.name == "fashion-mnist":
         return "fashion-mnist", *sources.fashion_mnist()
     if wanted.name == "generated":
@@ -140,6 +159,36 @@ def _generated(wanted: Wanted) -> Arrays:
         if number < FEWEST:
             raise DataError(f"{option}={number} is not accepted; it must be at least {FEWEST}")
     return sources.generated(count, test_count, CLASSES, wanted.seed)
+
+
+def _own(name: str) -> Arrays:
+    """What a function returns, looked at as closely as it can be."""
+    try:
+        function = own.find("--data", name, "mine:images")
+    except own.OwnError as error:
+        raise DataError(str(error)) from None
+    refused = f"--data={name!r} is not accepted"
+    try:
+        returned = function()
+    except Exception as error:
+        raise DataError(f"{refused}: the function failed: {error!r}") from None
+    if not isinstance(returned, tuple | list) or len(returned) != 4:
+        raise DataError(f"{refused}: it must return four arrays: x_train, y_train, x_test, y_test")
+    x_train, y_train, x_test, y_test = map(np.asarray, returned)
+    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.ndim != 4 or x.dtype != np.uint8 or x.shape[1:] != x_train.shape[1:]:
+            raise DataError(
+                f"{refused}: x_{part} has the shape {x.shape} and is of {x.dtype}; it must be (images, height, width, "
+                f"colours), the last three as in x_train, and of uint8"
+            )
+        if y.shape != (len(x),) or y.dtype.kind not in "iu" or (len(y) and y.min() < 0):
+            raise DataError(
+                f"{refused}: y_{part} has the shape {y.shape} and is of {y.dtype}; it must have one whole number, "
+                f"from 0 on, for each of the {len(x)} images"
+            )
+        if len(x) < FEWEST:
+            raise DataError(f"{refused}: x_{part} has {len(x)} images; it must have at least {FEWEST}")
+    return Arrays(x_train, y_train, x_test, y_test)
 
 
 def _some(x: Any, y: Any, count: int | None, option: str, rng: np.random.Generator) -> tuple[Any, Any]:

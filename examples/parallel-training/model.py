@@ -6,16 +6,17 @@ Three convolution blocks of 64, 128 and 256 filters with batch normalisation and
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
+
+import own
 
 FILTERS = 64
 """Of the first block; the second has twice as many, the third four times."""
 OURS = "model:build_model"
+SMALLEST = 8
+"""Pixels each way."""
 
 
 class ModelError(Exception):
@@ -24,6 +25,11 @@ class ModelError(Exception):
 
 def build_model(image_shape: tuple[int, ...], classes: int, *, filters: int = FILTERS, learning_rate: float) -> Any:
     """Compiled for ``fit``. Under a strategy: call it inside ``strategy.scope()``."""
+    if min(image_shape[:2]) < SMALLEST:
+        raise ModelError(
+            f"--model={OURS!r} is not accepted with images of {'×'.join(map(str, image_shape))}: each of its three "
+            f"blocks halves them; they must be at least {SMALLEST}×{SMALLEST}"
+        )
     import tf_keras as keras
 
     layers = keras.layers
@@ -55,30 +61,18 @@ def find(name: str) -> Callable[..., Any]:
     Its module is looked for beside this one and in the working folder. It must be a single file: that is what Ray's
     workers get.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    module_name, _, function_name = name.partition(":")
-    refused = f"--model={name!r} is not accepted"
-    if not module_name or not function_name:
-        raise ModelError(f"{refused}; it must be module:function, such as {OURS}")
-    loaded = "tensorflow" in sys.modules
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ModelError(f"{refused}: {module_name} cannot be imported: {error!r}") from None
-    if "tensorflow" in sys.modules and not loaded:
-        raise ModelError(f"{refused}: {module_name} imports TensorFlow, which must wait until the function is called")
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ModelError(f"{refused}: {module_name} has no function {function_name}")
+        function = own.find("--model", name, OURS)
+    except own.OwnError as error:
+        raise ModelError(str(error)) from None
     try:
         inspect.signature(function).bind((32, 32, 3), 10, filters=FILTERS, learning_rate=1e-3)
     except TypeError as error:
         raise ModelError(
-            f"{refused}: it is called with an image's shape, the number of classes, filters= and learning_rate=, and "
-            f"does not take that: {error}"
+            f"--model={name!r} is not accepted: it is called with an image's shape, the number of classes, filters= "
+            f"and learning_rate=, and does not take that: {error}"
         ) from None
-    return function  # type: ignore[no-any-return, unused-ignore]
+    return function
 
 
 def check(network: Any, name: str) -> None:

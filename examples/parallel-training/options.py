@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=whole(1), default=10, help="at most so many (default 10)")
     add("--batch-size", type=whole(1), default=128, help="images in a step, of all workers together (default 128)")
     add("--save-path", default="results", help="folder for the results (default: results)")
-    add("--data", default="auto", metavar="NAME", help=f"{', '.join(data.NAMES)} (default: auto)")
+    add("--data", default="auto", metavar="NAME", help=f"{', '.join(data.NAMES)}, or M:F (default: auto)")
     add("--data-path", metavar="FILE", help="cifar-10-python.tar.gz, or another archive of that form")
     add("--data-url", metavar="URL", help="where to fetch it")
     add("--data-sha256", metavar="HEX", help="checksum of the file (default: that of the original)")

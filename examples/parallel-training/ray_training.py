@@ -71,9 +71,11 @@ def train_func(config: dict[str, Any]) -> dict[str, Any]:
         def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
             ray.train.report({"epoch": epoch + 1, **{name: float(value) for name, value in (logs or {}).items()}})
 
-    with strategy.scope():
-        network = config["build"](images.shape, data.CLASSES, filters=job.filters, learning_rate=job.learning_rate)
     try:
+        with strategy.scope():
+            network = config["build"](
+                images.shape, images.classes, filters=job.filters, learning_rate=job.learning_rate
+            )
         model.check(network, job.model)
     except model.ModelError as error:
         return {"refused": str(error)}

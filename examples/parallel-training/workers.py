@@ -14,6 +14,7 @@ import ray.cloudpickle
 import data
 import model
 import options
+import own
 import sources
 import training
 from options import Job
@@ -39,7 +40,7 @@ def resources_of(job: Job) -> dict[str, int]:
 
 def send_by_value(job: Job) -> None:
     """The nodes have none of these files."""
-    for module in (data, model, options, sources, training, sys.modules[job.model.partition(":")[0]]):
+    for module in (data, model, options, own, sources, training, sys.modules[job.model.partition(":")[0]]):
         ray.cloudpickle.register_pickle_by_value(module)
 
 

@@ -9,6 +9,7 @@ import http.server
 import io
 import os
 import pickle
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -234,6 +235,91 @@ def test_fashion_mnist_is_read_from_where_debian_puts_it(tmp_path: Path) -> None
         sources.fashion_mnist(str(tmp_path))
     with pytest.raises(data.DataError, match="apt-get install dataset-fashion-mnist"):
         sources.fashion_mnist(str(tmp_path / "nowhere"))
+
+
+OWN = """
+import numpy as np
+
+def images():
+    x = np.arange(40 * 12 * 20, dtype=np.uint8).reshape(40, 12, 20, 1)
+    return x, np.arange(40) % 3, x[:16], np.arange(16) % 5
+
+def broken():
+    raise OSError("the disk is away")
+
+def three():
+    return images()[:3]
+
+def grey():
+    x, *others = images()
+    return x[..., 0], *others
+
+def floats():
+    x, *others = images()
+    return x / 255, *others
+
+def other_size():
+    x, y, _, y_test = images()
+    return x, y, x[:16, :8], y_test
+
+def negative():
+    x, y, *others = images()
+    return x, y - 1, *others
+
+def short():
+    x, y, *others = images()
+    return x, y[:-1], *others
+
+def few():
+    x, y, x_test, y_test = images()
+    return x, y, x_test[:3], y_test[:3]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "mine_data.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("mine_data", None)
+
+
+@pytest.mark.usefixtures("mine")
+def test_images_of_ones_own_have_their_own_shape_and_classes() -> None:
+    wanted = data.Wanted(name="mine_data:images", images=24)
+    found = data.load(wanted)
+    assert (found.name, found.shape, found.classes, found.stand_in) == ("mine_data:images", (12, 20, 1), 5, False)
+    assert (len(found.x_train), len(found.x_validation), len(found.x_test)) == (21, 3, 16)
+    described = found.describe()
+    assert (described["shape"], described["classes"]) == ([12, 20, 1], 5)
+    assert data.form_of(wanted) == ((12, 20, 1), 5)
+    assert data.form_of(data.Wanted(name="cifar10")) == ((32, 32, 3), 10)  # nobody has to have it for that
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nobodys:images", ": nobodys cannot be imported: ModuleNotFoundError"),
+        ("mine_data:", "; it must be module:function, such as mine:images"),
+        ("mine_data:nothing", ": mine_data has no function nothing"),
+        ("mine_data:broken", ": the function failed: OSError('the disk is away')"),
+        ("mine_data:three", ": it must return four arrays: x_train, y_train, x_test, y_test"),
+        ("mine_data:grey", ": x_train has the shape (40, 12, 20) and is of uint8; it must be (images, height, width,"),
+        ("mine_data:floats", ": x_train has the shape (40, 12, 20, 1) and is of float64; it must be"),
+        ("mine_data:other_size", ": x_test has the shape (16, 8, 20, 1) and is of uint8; it must be"),
+        ("mine_data:negative", ": y_train has the shape (40,) and is of int64; it must have one whole number, from 0"),
+        ("mine_data:short", ": y_train has the shape (39,) and is of int64; it must have one whole number"),
+        ("mine_data:few", ": x_test has 3 images; it must have at least 16"),
+    ],
+)
+def test_images_of_ones_own_that_cannot_be_used_are_refused(name: str, said: str) -> None:
+    with pytest.raises(data.DataError) as error:
+        data.load(data.Wanted(name=name))
+    assert str(error.value).startswith(f"--data={name!r} is not accepted{said}")
+    with pytest.raises(data.DataError, match="--data-url='u' goes with --data cifar10, not with"):
+        data.load(data.Wanted(name=name, url="u"))
 
 
 @pytest.mark.skipif(not os.path.isdir(sources.FASHION_MNIST), reason="apt-get install dataset-fashion-mnist")

@@ -158,6 +158,14 @@ def without_accuracy(*args, **options):
     model.compile(model.optimizer, model.loss, metrics=["mse"])
     return model
 
+def images():
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 4, size=96)
+    x = (60 * y[:, None, None, None] + rng.integers(0, 20, size=(96, 12, 20, 1))).astype(np.uint8)
+    return x[:64], y[:64], x[64:], y[64:]
+
 def other(shape): ...
 
 constant = 3
@@ -210,10 +218,10 @@ def commands_of_the_readme() -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_train_another_network_and_compare(
+def test_the_commands_of_the_readme_train_another_network_on_other_images_and_compare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As they stand there, with Ray started by the training itself; but small, and with a network of one's own.
+    """As they stand there, with Ray started by the training itself; but small, with network and images of one's own.
 
     All but the ceiling, which test_comparison.py measures. This network draws nothing at random: both trainings have to
     end alike. It takes 25 s, of which 20 are two starts of TensorFlow and one of Ray.
@@ -223,15 +231,15 @@ def test_the_commands_of_the_readme_train_another_network_and_compare(
     monkeypatch.chdir(tmp_path)
     baseline, ray, _, comparison = commands_of_the_readme()
     for script, *words in (baseline, ray):
-        done = run(script, *words, *SMALL, "--model", "mine:build")
+        done = run(script, *words, *SMALL, "--model", "mine:build", "--data", "mine:images")
         assert done.returncode == 0, done.stdout
     (script, *words) = comparison
     done = run(script, *words)
     assert done.returncode == 0, done.stdout
     for name, count in (("baseline_results.json", 1), ("ray_results_2workers.json", 2)):
         found = json.loads((tmp_path / "results" / name).read_text())
-        assert (found["parameters"], found["job"]["model"]) == (32 * 32 * 3 * 10 + 10, "mine:build")
-        assert found["num_workers"] == count
+        assert (found["parameters"], found["job"]["model"]) == (12 * 20 * 4 + 4, "mine:build")
+        assert (found["num_workers"], found["data"]["name"]) == (count, "mine:images")
     compared = json.loads((tmp_path / "results/comparison.json").read_text())
     assert compared["accuracy_difference_points"] == pytest.approx(0)
     assert "Ray, 2 workers" in done.stdout
