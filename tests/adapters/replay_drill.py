@@ -94,7 +94,7 @@ def _inject(request: dict, rank: int) -> None:
                 threading.Timer(fault.get("skew_s", 0.0), os.kill, (pids[other], number)).start()
             before = heard()
             os.kill(os.getpid(), number)
-            until = time.monotonic() + 5
+            until = time.monotonic() + 20
             while heard() == before and time.monotonic() < until:  # else a tiny training would be over by then
                 time.sleep(0.002)
 

@@ -27,8 +27,8 @@ from typing import Self
 from holdfast.home import JOURNAL, home_of
 
 PHASES = ("start", "forward", "backward", "optimizer", "after-optimizer", "evaluation", "save", "commit", "end")
-_NOT_OF_A_STEP = ("start", "save", "commit", "end")
-_HEARD_S = 5.0
+_NOT_OF_A_STEP = ("start", "round", "save", "commit", "end")
+_HEARD_S = 20.0
 _FOR_EVER_S = 1e6
 
 
