@@ -151,7 +151,7 @@ def test_many_interruptions_end_with_the_same_bits(server, tmp_path):
 def test_sigterm_to_the_whole_process_group_does_not_take_the_save_with_the_loader_workers(server, tmp_path):
     import os
 
-    spec = drill.Spec(str(tmp_path / "run"), 1, workers=2, step_s=0.02, settings={"kill_wait": 0.2})
+    spec = drill.Spec(str(tmp_path / "run"), 1, workers=2, step_s=0.25, settings={"kill_wait": 0.2})
     job = server.start(spec)
     job.wait_for("training")
     os.killpg(job.pids[0], signal.SIGTERM)
@@ -182,7 +182,7 @@ def test_another_signal_by_choice(server, tmp_path):
 
 
 def test_a_file_can_be_the_notice(server, tmp_path):
-    spec = drill.Spec(str(tmp_path / "run"), step_s=0.05, settings={"notice_file": str(tmp_path / "leave")})
+    spec = drill.Spec(str(tmp_path / "run"), step_s=0.5, settings={"notice_file": str(tmp_path / "leave")})
     job = server.start(spec)
     job.wait_for("training")
     (tmp_path / "leave").write_text('{"grace": 15}')
