@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class CompareError(Exception):
     """There is nothing that can be compared. The message says what is missing or differs."""
 
 
-def read(path: Path, fields: dict[str, type]) -> Result:
+def read(path: Path, fields: Mapping[str, type]) -> Result:
     """What a training has written. Raises where one of the fields is missing, or is something else."""
     try:
         result: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -72,7 +73,7 @@ def read(path: Path, fields: dict[str, type]) -> Result:
     return found
 
 
-def check_fields(path: Path, result: Any, fields: dict[str, type]) -> None:
+def check_fields(path: Path, result: Any, fields: Mapping[str, type]) -> None:
     for name, kind in fields.items():
         value = result
         for part in name.split("."):
