@@ -954,14 +954,6 @@ def test_a_trainjob_that_is_there_already_cannot_ask_for_it_any_more():
         trainjob.check_update(old, new)
 
 
-def test_pods_of_a_jobset_that_runs_are_not_described_anew():
-    assert not jobset.can_change(job_set(ASKS))
-    assert jobset.can_change(job_set(FROM_TRAINJOB))
-    waiting = job_set(ASKS)
-    waiting["spec"]["suspend"] = True
-    assert jobset.can_change(waiting)
-
-
 def answered(webhook: str, new: dict[str, Any], old: Any = None, open_for: Any = (), **more: Any) -> dict[str, Any]:
     """What the API server is told."""
     review = {"request": {"uid": "r", "object": new, "oldObject": old, **more}}
@@ -981,6 +973,43 @@ def test_the_answer_to_a_review_is_a_patch_a_warning_or_words_of_refusal():
     assert (refused["allowed"], refused["status"]["code"]) == (False, 400)
     assert 'interval: "soon" is not accepted' in refused["status"]["message"]
     assert not answered("elsewhere", thing)["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("thing", "webhook", "count"),
+    [
+        (lambda asks: train_job(asks, trainer={"numNodes": 2}), "trainjob-create", 2),
+        (lambda asks: job({CHECKPOINTING: json.dumps(asks)}, parallelism=3), "job-create", 3),
+        (lambda asks: job_set({CHECKPOINTING: json.dumps(asks)}, names=("a", "b")), "jobset-create", 2),
+        (lambda asks: train_job(asks, trainer={"numNodes": 1}), "trainjob-create", None),
+        (train_job, "trainjob-create", None),
+    ],
+)
+def test_who_has_a_claim_for_one_node_made_for_several_pods_is_warned(thing, webhook, count):
+    storage = {"persistentVolume": {"claimName": "c", "mountPath": "/c", "size": "1Gi"}}
+    said = (
+        f"checkpointing.storage.accessMode is ReadWriteOnce, but the claim c is for {count} pods: those on another "
+        f"node than the first cannot start; ReadWriteMany is for several nodes"
+    )
+    warned = answered(webhook, thing({"storage": storage}))
+    assert warned["allowed"]
+    assert warned.get("warnings", []) == ([said] if count else [])
+    assert "warnings" not in answered(webhook, thing({"storage": {**storage, "accessMode": "ReadWriteMany"}}))
+    del storage["persistentVolume"]["size"]  # a claim that is there already has a mode of its own
+    assert "warnings" not in answered(webhook, thing({"storage": storage}))
+
+
+def test_who_annotates_a_rayjob_that_runs_on_a_cluster_which_is_there_is_told_what_to_annotate():
+    thing = {
+        "kind": "RayJob",
+        "metadata": {"name": "x", "annotations": {RAY_ENABLED: "true"}},
+        "spec": {"clusterSelector": {"ray.io/cluster": "mine"}},
+    }
+    (warning,) = answered("rayjob-create", thing)["warnings"]
+    assert "spec.clusterSelector" in warning
+    assert "annotate the RayCluster" in warning
+    del thing["metadata"]["annotations"]
+    assert "warnings" not in answered("rayjob-create", thing)
 
 
 def test_watching_begins_anew_when_a_kind_of_job_was_installed(monkeypatch):
@@ -1089,6 +1118,52 @@ def test_a_jobset_stays_as_it_is_whatever_the_operator_is_told_since(then, now):
     written = {**made, "spec": {**made["spec"], "suspend": True}}  # as Kubeflow Trainer does, without what was added
     again = admission._changed(jobset.secured_jobset, written, safe, lambda: now)
     assert again["spec"]["replicatedJobs"] == safe["spec"]["replicatedJobs"]
+
+
+@UNHURRIED
+@given(train_jobs(), st.booleans(), st.sampled_from([pods.ASKED, PUSH]), st.sampled_from([pods.ASKED, PUSH]))
+def test_who_applies_the_same_trainjob_again_changes_nothing_but_what_he_wrote_otherwise(thing, suspend, then, now):
+    safe = trainjob.secured(thing, then)
+    # kubectl replaces lists as a whole, and leaves alone what the manifest does not name.
+    applied = merged(safe, {**thing, "spec": {**thing["spec"], "suspend": suspend}})
+    again = admission._changed(trainjob.secured, applied, safe, lambda: now)
+    assert again == merged(safe, {"spec": {"suspend": suspend}})
+    # Server-side, all that was added goes, since it belongs to whoever applied first.
+    again = admission._changed(trainjob.secured, thing, safe, lambda: now)
+    assert again == safe
+
+
+def test_the_patches_of_others_keep_their_place_and_ours_comes_back_into_its_own():
+    safe = trainjob.secured(train_job(FULL))
+    ours = safe["spec"]["runtimePatches"][0]
+    old = merged(safe, {"spec": {"runtimePatches": [{"manager": "a"}, ours, {"manager": "kueue"}]}})
+    new = merged(old, {"spec": {"runtimePatches": [{"manager": "kueue", "time": 2}, {"manager": "b"}]}})
+    patches = trainjob.kept(old, new)["spec"]["runtimePatches"]
+    assert patches == [ours, {"manager": "kueue", "time": 2}, {"manager": "b"}]
+
+
+def test_a_trainjob_that_was_made_without_the_webhook_is_left_as_it_is():
+    plain = train_job(FULL, trainer={"env": [{"name": "A"}]})
+    assert trainjob.kept(plain, train_job(FULL)) == train_job(FULL)
+
+
+@UNHURRIED
+@given(
+    job_sets()
+    .filter(lambda thing: MANAGED not in thing["metadata"]["annotations"])
+    .map(lambda thing: (jobset.secured_jobset, thing))
+    | jobs().map(lambda thing: (jobset.secured_job, thing)),
+    st.booleans(),
+    st.sampled_from([pods.ASKED, PUSH]),
+    st.sampled_from([pods.ASKED, PUSH]),
+)
+def test_who_applies_the_same_job_or_jobset_again_changes_nothing_but_what_he_wrote_otherwise(case, suspend, then, now):
+    change, thing = case
+    safe = change(thing, then)
+    for applied in (merged(safe, thing), thing):
+        applied = merged(applied, {"spec": {"suspend": suspend}})
+        again = admission._changed(change, applied, safe, lambda: now)
+        assert again == merged(safe, {"spec": {"suspend": suspend}})
 
 
 def test_a_job_that_is_there_cannot_ask_for_something_else():

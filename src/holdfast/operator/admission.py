@@ -84,8 +84,8 @@ class Reviews:
             after = _changed(change, new, old, self._push)
             if change is ray.secured:
                 warnings += ray.warnings(after)
-            elif old is None and (warning := _lost_with_the_pod(after)):
-                warnings.append(warning)
+            elif old is None:
+                warnings += filter(None, (_lost_with_the_pod(after), _out_of_reach(after)))
         except SpecError:
             raise
         except Exception as error:  # such as a list where the CRD, which is asked after us, wants an object
@@ -110,13 +110,12 @@ def _changed(change: Change, new: dict[str, Any], old: Any, push: Callable[[], p
         return change(new)
     if old is not None and change is trainjob.secured:
         trainjob.check_update(old, new)
-        return new
+        return trainjob.kept(old, new)
     if old is not None:
         jobset.check_update(old, new)
-        # A JobSet that was made without us stays as it is: with what is missing it could not even be suspended.
-        if change is jobset.secured_job or not jobset.is_secured(old) or not jobset.can_change(new):
-            return new
-        return change(new, push(), old)
+        # One that was made without us stays as it is: with what is missing it could not even be suspended.
+        secured = jobset.is_secured_job(old) if change is jobset.secured_job else jobset.is_secured(old)
+        return change(new, push(), old) if secured else new
     return change(new, push())
 
 
@@ -131,6 +130,32 @@ def _lost_with_the_pod(thing: dict[str, Any]) -> str | None:
         "checkpointing.storage is not set: checkpoints go where the training script puts them, and are lost with the "
         "pod unless that is on a volume"
     )
+
+
+def _out_of_reach(thing: dict[str, Any]) -> str | None:
+    """In words for whoever creates a job of several pods with a claim for one node."""
+    if MANAGED in ((thing.get("metadata") or {}).get("annotations") or {}):
+        return None
+    asked = trainjob.asked_by(thing)
+    made = [volume.claim for volume in asked.volumes if volume.size] if asked is not None else []
+    count = _pods(thing)
+    if asked is None or asked.access_mode == "ReadWriteMany" or not made or count < 2:
+        return None
+    return (
+        f"checkpointing.storage.accessMode is {asked.access_mode}, but the claim {made[0]} is for {count} pods: those "
+        f"on another node than the first cannot start; ReadWriteMany is for several nodes"
+    )
+
+
+def _pods(thing: dict[str, Any]) -> int:
+    """How many a job has at a time, as far as it says so itself."""
+    spec = thing.get("spec") or {}
+    if thing.get("kind") == "TrainJob":
+        return int((spec.get("trainer") or {}).get("numNodes") or 1)
+    if thing.get("kind") == "Job":
+        return int(spec.get("parallelism") or 1)
+    jobs = spec.get("replicatedJobs") or []
+    return sum(int(job.get("replicas", 1)) * int(job["template"]["spec"].get("parallelism") or 1) for job in jobs)
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> None:

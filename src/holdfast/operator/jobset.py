@@ -69,14 +69,18 @@ def secured_jobset(
                     pods.mount_again(pod, trains, _pod_of(old, job["name"]))
                 if asked.secret:
                     pods.add_secret(trains, asked.secret)
-        elif asked is not None:
+        elif asked is not None and old is None:
             pods.secure(template["template"], asked, run_id(asked), push)
+        elif asked is not None and old is not None:
+            pods.put_back(template["template"], {"spec": _pod_of(old, job["name"])}, asked)
         # One pod that leaves ends its Job, and with it the group, which is then started anew.
         _tell_apart(template, "FailJob")
         template["backoffLimit"] = 0
         _label(template["template"], "TrainJob" if from_trainjob else "JobSet")
     policy = spec["failurePolicy"] = spec.get("failurePolicy") or {}
-    policy.setdefault("maxRestarts", CRASHES)
+    policy.setdefault(
+        "maxRestarts", (((old or {}).get("spec") or {}).get("failurePolicy") or {}).get("maxRestarts", CRASHES)
+    )
     rules = [rule for rule in policy.get("rules") or [] if rule.get("name") != _RULE]
     ours = {
         "name": _RULE,
@@ -108,21 +112,27 @@ def is_secured(jobset: dict[str, Any]) -> bool:
     return any(rule.get("name") == _RULE for rule in policy.get("rules") or [])
 
 
-def can_change(jobset: dict[str, Any]) -> bool:
-    """Whether its pods may still be described anew. Those of a TrainJob always: Kubeflow Trainer writes them again."""
-    annotations = jobset.get("metadata", {}).get("annotations") or {}
-    return MANAGED in annotations or bool((jobset.get("spec") or {}).get("suspend"))
+def is_secured_job(job: dict[str, Any]) -> bool:
+    """The same of a plain Job."""
+    labels = ((job.get("spec") or {}).get("template", {}).get("metadata") or {}).get("labels") or {}
+    return bool(labels.get(MANAGED) == "Job")
 
 
-def secured_job(job: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str, Any]:
-    """A plain Job that asks for it by annotation. Its pods are replaced one by one: all of them leave together."""
+def secured_job(job: dict[str, Any], push: pods.Push = pods.ASKED, old: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A plain Job that asks for it by annotation. Its pods are replaced one by one: all of them leave together.
+
+    ``old``: as it is.
+    """
     annotations = job.get("metadata", {}).get("annotations") or {}
     asked = from_annotations(annotations)
     if asked is None or _owner(job) == "JobSet":
         return job
     job = copy.deepcopy(job)
     spec = job["spec"]
-    pods.secure(spec["template"], asked, pods.run_id(asked, JOB_NAME_LABEL, JOB_UID_LABEL), push)
+    if old is None:
+        pods.secure(spec["template"], asked, pods.run_id(asked, JOB_NAME_LABEL, JOB_UID_LABEL), push)
+    else:
+        pods.put_back(spec["template"], old["spec"]["template"], asked)
     _tell_apart(spec, "Ignore")
     _label(spec["template"], "Job")
     return job

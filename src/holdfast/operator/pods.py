@@ -15,6 +15,10 @@ _TOKEN = "holdfast-token"
 _TOKEN_S = 3600
 _LOST_NODE_S = 30
 """A pod on a node that does not answer is given up after this time instead of the usual five minutes."""
+_SWITCH = "HOLDFAST_ENABLED"
+"""A variable that the container has which trains."""
+_TOLD = ("HOLDFAST_PROGRESS_URL", "HOLDFAST_PROGRESS_CA", "HOLDFAST_PROGRESS_TOKEN_FILE")
+"""Variables that a container has where pods tell their progress."""
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -80,6 +84,38 @@ def secure(template: dict[str, Any], asked: Checkpointing, run_id: dict[str, Any
         asked.check(container["env"])
     if asked.secret:
         add_secret(trains, asked.secret)
+
+
+def kept(there: list[dict[str, Any]] | None, old: list[dict[str, Any]] | None, asked: Checkpointing) -> list[Any]:
+    """Variables as somebody writes them anew, and those of ours that they had before: ``old``."""
+    ours = {variable["name"] for variable in asked.variables({})} | set(_TOLD)
+    return added(there, [variable for variable in old or [] if variable["name"] in ours])
+
+
+def put_back(template: dict[str, Any], old: dict[str, Any], asked: Checkpointing) -> None:
+    """Into a pod template that somebody has written anew, in place: what was added to it as it was before.
+
+    As it was then, and not as it would be made now: an operator with other values would make it one that must not be
+    changed.
+    """
+    spec, before = template["spec"], old.get("spec") or {}
+    containers = {container["name"]: container for container in before.get("containers") or []}
+    trained = {name for name, one in containers.items() if _has(one, _SWITCH)}
+    trains = [container for container in spec.get("containers") or [] if container["name"] in trained]
+    mount_again(spec, trains, before)
+    if ours := [one for one in before.get("tolerations") or [] if one.get("key") in _LOST]:
+        spec["tolerations"] = added(spec.get("tolerations"), ours, "key")
+    if before.get("terminationGracePeriodSeconds"):
+        graces = (one.get("terminationGracePeriodSeconds") or 0 for one in (spec, before))
+        spec["terminationGracePeriodSeconds"] = max(graces)
+    for container in trains:
+        container["env"] = kept(container.get("env"), containers[container["name"]].get("env"), asked)
+        if asked.secret and {"secretRef": {"name": asked.secret}} in containers[container["name"]].get("envFrom", []):
+            add_secret([container], asked.secret)
+
+
+def _has(container: dict[str, Any], name: str) -> bool:
+    return any(variable.get("name") == name for variable in container.get("env") or [])
 
 
 def mount(spec: dict[str, Any], containers: list[dict[str, Any]], asked: Checkpointing, push: Push) -> None:

@@ -65,6 +65,11 @@ def warnings(thing: dict[str, Any]) -> list[str]:
     if asked is None or not asked[0]:
         return []
     found = []
+    if thing["kind"] == "RayJob" and (thing.get("spec") or {}).get("clusterSelector"):
+        found.append(
+            f"spec.clusterSelector: this RayJob runs on a RayCluster that is there already, and {RAY_ENABLED} changes "
+            f"nothing in it: annotate the RayCluster, when it is created"
+        )
     for template in templates(thing):
         for container in template["spec"]["containers"]:
             hook = ((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}

@@ -95,6 +95,29 @@ def check_update(old: dict[str, Any], new: dict[str, Any]) -> None:
         raise SpecError(f"annotation {CHECKPOINTING}: cannot be changed after the job was created: make a new TrainJob")
 
 
+def kept(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What is made of a TrainJob that is there already: ``new``, with what was added to it when it was created.
+
+    Who applies the same manifest again replaces the whole list of its variables by the user's own, and the variables of
+    a TrainJob cannot be changed.
+    """
+    patches = (old.get("spec") or {}).get("runtimePatches") or []
+    asked = None
+    with contextlib.suppress(SpecError):  # which another version has accepted
+        asked = asked_by(old)
+    if not is_secured(old) or asked is None:
+        return new
+    new = copy.deepcopy(new)
+    spec = new["spec"] = new.get("spec") or {}
+    trainer = spec["trainer"] = spec.get("trainer") or {}
+    trainer["env"] = pods.kept(trainer.get("env"), ((old["spec"].get("trainer")) or {}).get("env"), asked)
+    if not is_secured(new):
+        theirs = {patch.get("manager"): patch for patch in spec.get("runtimePatches") or []}
+        known = [patch if _is_ours(patch) else theirs.pop(patch.get("manager"), None) for patch in patches]
+        spec["runtimePatches"] = [*(patch for patch in known if patch is not None), *theirs.values()]
+    return new
+
+
 def _runtime_patch(asked: Checkpointing, push: pods.Push, text: str | None) -> dict[str, Any]:
     container: dict[str, Any] = {"name": CONTAINER}
     pod: dict[str, Any] = {}
