@@ -179,26 +179,27 @@ class Benchmark:
             *("--storage-path", str(self.folder / "runs"), "--run-name", f"{name}-{workers}"),
         ]
 
-    def interrupted_ray(self, cluster: Cluster, workers: int, step: int, how: str) -> None:
-        """One worker goes; Ray and holdfast see to the rest."""
+    def interrupted_ray(self, cluster: Cluster, workers: int, step: int, hows: list[str]) -> None:
+        """One worker goes, in each of these ways after so many steps more; Ray and holdfast see to the rest."""
         name = "ray-interrupted"
         location = str(self.folder / f"runs/{name}-{workers}/holdfast")
 
         def meanwhile(running: Callable[[], bool]) -> None:
-            interruption.wait_for_step(location, step, running)
-            print(f"  {how} to worker {min(_RANK, workers - 1)} after step {step}", flush=True)
-            interruption.interrupt_worker(location, min(_RANK, workers - 1), how, cluster)
+            for number, how in enumerate(hows, 1):
+                interruption.wait_for_step(location, number * step, running)
+                print(f"  {how} to worker {min(_RANK, workers - 1)} after step {number * step}", flush=True)
+                interruption.interrupt_worker(location, min(_RANK, workers - 1), how, cluster)
 
         environ = {**cluster.environ, **interruption.EVERY_STEP}
         options = self.on_ray(workers, name, "interrupted")
         self.must_run(f"{name}-{workers}", "ray_training.py", *options, environ=environ, meanwhile=meanwhile)
         path = self.folder / f"interrupted/ray_results_{workers}workers.json"
-        if not interruption.note_costs(path, location, how):
+        if len(interruption.note_costs(path, location, ", ".join(hows))) < len(hows):
             raise too_late(name, step)
 
     def all(self) -> int:
         arguments = self.arguments
-        step, how, counts = arguments.preempt_at, arguments.preempt_how, arguments.workers
+        step, hows, counts = arguments.preempt_at, arguments.preempt_how, arguments.workers
         self.clear()
         print(f"load of this machine before the start: {os.getloadavg()[0]:.1f}; times mean most when it is near 0")
         say("Baseline: one process")
@@ -214,7 +215,7 @@ class Benchmark:
                 self.must_run(f"ceiling-{workers}", "ceiling.py", *options, environ=cluster.environ)
             if step is not None:
                 say(f"Ray again: {counts[-1]} workers, one of which goes after step {step}")
-                self.interrupted_ray(cluster, counts[-1], step, how)
+                self.interrupted_ray(cluster, counts[-1], step, hows)
         if step is not None:
             say(f"Baseline again, preempted after step {step}")
             self.interrupted_baseline(step)
@@ -257,6 +258,18 @@ def worker_counts(text: str) -> list[int]:
     return sorted({parse(part.strip()) for part in text.split(",")})
 
 
+def ways(text: str) -> list[str]:
+    """How a worker is pulled out, one after the other."""
+    given = [part.strip() for part in text.split(",")]
+    for way in given:
+        if way not in interruption.HOWS:
+            accepted = ", ".join(interruption.HOWS)
+            raise argparse.ArgumentTypeError(
+                f"{way!r} is not accepted; it must be one of {accepted}, or several with commas"
+            )
+    return given
+
+
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare training in one process with training on Ray's workers.")
     add_options(parser)
@@ -267,7 +280,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     compare.add_targets(parser)
     add("--preempt-at", type=whole(1), metavar="N", help="do both once more, and pull a process out after step N")
     add(
-        "--preempt-how", choices=interruption.HOWS, default="term", help="of a worker (default: term, which is SIGTERM)"
+        "--preempt-how",
+        type=ways,
+        default=["term"],
+        metavar="HOW",
+        help="of a worker: term (SIGTERM, the default), kill or node; several with commas: each after N steps more",
     )
     arguments = parser.parse_args(given)
     if theirs := not_ours(Path(arguments.save_path)):
@@ -289,9 +306,13 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     if arguments.gpus:
         parser.error("--gpus is not accepted here: the nodes of this machine would share them; see deploy/minikube")
     steps = arguments.epochs * -(-len(images.x_train) // arguments.batch_size)
-    if arguments.preempt_at is not None and arguments.preempt_at >= steps:
-        parser.error(f"--preempt-at={arguments.preempt_at} is not accepted; it must be below {steps}, the last step")
-    if arguments.preempt_at is not None and arguments.preempt_how == "kill" and arguments.workers[-1] == 1:
+    times = len(arguments.preempt_how)
+    if arguments.preempt_at is not None and arguments.preempt_at * times >= steps:
+        often = f", {times} times," if times > 1 else ""
+        parser.error(
+            f"--preempt-at={arguments.preempt_at}{often} is not accepted; it must be below {steps}, the last step"
+        )
+    if arguments.preempt_at is not None and "kill" in arguments.preempt_how and arguments.workers[-1] == 1:
         parser.error(
             "--preempt-how=kill is not accepted with --workers=1: who is killed cannot save, and nobody else has the "
             "weights; take term or node, or more workers"

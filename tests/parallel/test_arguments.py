@@ -64,7 +64,14 @@ def test_the_trainings(tmp_path: Path, options: tuple[str, ...], said: str) -> N
             ("--epochs", "2", "--preempt-at", "14"),
             "--preempt-at=14 is not accepted; it must be below 14, the last step",
         ),
-        (("--preempt-how", "hope"), "invalid choice: 'hope' (choose from"),
+        (
+            ("--preempt-how", "kill,hope"),
+            "argument --preempt-how: 'hope' is not accepted; it must be one of term, kill, node, or several with",
+        ),
+        (
+            ("--epochs", "2", "--preempt-at", "7", "--preempt-how", "kill,term"),
+            "--preempt-at=7, 2 times, is not accepted; it must be below 14, the last step",
+        ),
         (
             ("--workers", "1", "--preempt-at", "3", "--preempt-how", "kill"),
             "--preempt-how=kill is not accepted with --workers=1: who is killed cannot save, and nobody else has",

@@ -588,7 +588,11 @@ def test_a_training_that_ends_before_the_notice_is_told_from_one_that_fails(
     (tmp_path / "interrupted").mkdir()
     result(tmp_path / "interrupted", "ray_results_2workers.json", 2)
     with pytest.raises(benchmark.FailedError, match=said):
-        one.interrupted_ray(argparse.Namespace(environ={}), 2, 6, "term")  # type: ignore[arg-type]
+        one.interrupted_ray(argparse.Namespace(environ={}), 2, 6, ["term"])  # type: ignore[arg-type]
+    monkeypatch.setattr(interruption, "costs", lambda _: [{"what": "rescued"}])
+    one.interrupted_ray(argparse.Namespace(environ={}), 2, 6, ["kill"])  # type: ignore[arg-type]
+    with pytest.raises(benchmark.FailedError, match=said):
+        one.interrupted_ray(argparse.Namespace(environ={}), 2, 6, ["kill", "term"])  # type: ignore[arg-type]
 
 
 def test_a_signal_that_cannot_be_sent_is_told_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
