@@ -49,7 +49,8 @@ class Bundle:
         return host in names.get_values_for_type(x509.DNSName)
 
     def write(self, folder: Path) -> None:
-        """Into files that only this user can read."""
+        """Into files that only this user can read. Who serves them looks at them in the same event loop: never in the
+        middle of this."""
         for name, data in (("tls.crt", self.certificate), ("tls.key", self.key), ("ca.crt", self.authority)):
             temporary = folder / f".{name}.tmp"
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
