@@ -36,8 +36,8 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("path", "check", "steps", "nodes"),
     [
-        pytest.param(notebooks.QWEN, notebooks.check_qwen, 400, 2, id="qwen"),
-        pytest.param(notebooks.GPT2, notebooks.check_gpt2, 1000, 1, id="gpt2"),
+        pytest.param(notebooks.QWEN, notebooks.check_qwen, 800, 2, id="qwen"),
+        pytest.param(notebooks.GPT2, notebooks.check_gpt2, 2000, 1, id="gpt2"),
     ],
 )
 def test_a_notebook_trains_here_is_paused_in_the_middle_and_leaves_nothing(path, check, steps, nodes, tmp_path):

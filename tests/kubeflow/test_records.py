@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.home import ATTEMPT
-from holdfast.kubeflow import JobNotFoundError, install, jobs, records
+from holdfast.kubeflow import JobNotFoundError, install, jobs, local, records
 from holdfast.launch import control
 from holdfast.launch.records import write_json
 from holdfast.store.base import Owner, process_start
@@ -163,11 +163,13 @@ def test_deleting_a_job_ends_ranks_that_do_not_leave(state: Path, monkeypatch: p
 
 
 def test_a_client_does_not_delete_a_job_that_was_submitted_after_its_own(state: Path) -> None:
-    mine = written(launcher={})
-    with pytest.raises(JobNotFoundError, match="another has that name now"):
-        records.delete("job", created=mine.created - 1)
-    assert os.path.exists(mine.folder)
-    records.delete("job", created=mine.created)
+    other = written(launcher={}, created=2.0)
+    mine = local.Job(record(created=1.0))
+    assert mine.status == records.CREATED
+    mine.cancel()
+    assert os.path.exists(other.folder)
+    local.Job(other).cancel()
+    assert not os.path.exists(other.folder)
 
 
 @pytest.fixture

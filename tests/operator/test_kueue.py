@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import expected_digest
+from trainings import Training
+
+from clusters import Kube
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -41,12 +46,28 @@ def test_a_job_that_is_preempted_by_a_more_important_one_saves_waits_and_goes_on
     operator.add("kueue")
     operator.until(lambda: operator.apply(*queue()), message="Kueue takes its queues")
     labels = {QUEUE: "training", PRIORITY: "low"}
-    low = training("unimportant", labels, epochs=8, cpu="500m")
+    low = training("unimportant", labels, epochs=10, cpu="500m")
     before = low.until_step(30)
     high = training("important", {**labels, PRIORITY: "high"}, epochs=2, cpu="500m")
     operator.until(lambda: low.progress().get("phase") == "Suspended" and not low.pods(), message="preempted")
     assert high.until_complete()["step"] == 2 * 50
     operator.until(lambda: low.progress().get("recoveries") == 1, message="admitted again")
     assert low.step_of_resume() >= before
-    assert low.until_complete()["step"] == 8 * 50
-    assert low.digest() == expected_digest(8)
+    pauses_and_goes_on(operator, low)
+    assert low.until_complete()["step"] == 10 * 50
+    assert low.digest() == expected_digest(10)
+
+
+def pauses_and_goes_on(operator: Kube, low: Training) -> None:
+    """By the command, although Kueue takes back what anybody else writes to ``spec.suspend``."""
+    holdfast = (str(Path(sys.executable).with_name("holdfast")), "jobs")
+    names = ("--on", "kubernetes", "--namespace", "default", low.name)
+    assert "· Paused ·" in operator.run(*holdfast, "pause", *names)
+    uid = operator.get("trainjob", low.name)["metadata"]["uid"]
+    [workload] = operator.get("workloads", "-l", f"kueue.x-k8s.io/job-uid={uid}")["items"]
+    assert workload["spec"]["active"] is False
+    saved = low.progress()
+    assert (saved["phase"], low.pods()) == ("Suspended", [])
+    operator.run(*holdfast, "resume", *names)
+    operator.until(lambda: low.progress().get("recoveries") == 2, message="resumed")
+    assert low.step_of_resume() == saved["step"]

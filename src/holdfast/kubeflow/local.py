@@ -103,29 +103,30 @@ class Job(LocalJob):  # type: ignore[misc]
     def __init__(self, record: Record) -> None:
         super().__init__(name=f"{record.name}-train", command=(), execution_dir=record.folder, env=record.env)
         self.daemon = True
-        self._record_name = record.name
-        self._deleted = False
+        self._record_name, self._created = record.name, record.created
         self._last = record
 
     def run(self) -> None:
         follow(self._record_name, self._cancel_requested)
         if self._cancel_requested.is_set():
-            self._delete()
+            self._remove()
 
     def cancel(self) -> None:
         """Delete the job: its processes are gone when this returns, and so may be this one soon."""
         super().cancel()
         if self.is_alive():
             self.join()
-        self._delete()  # it had ended before, and nobody followed it any more
+        self._remove()  # it had ended before, and nobody followed it any more
 
-    def _delete(self) -> None:
+    def _remove(self) -> None:
         with contextlib.suppress(JobNotFoundError):
-            delete(self._record_name, created=self._last.created)
+            delete(self._record_name, created=self._created)
 
     def _now(self) -> Record:
         with contextlib.suppress(JobNotFoundError):
-            self._last = read_record(self._record_name)
+            found = read_record(self._record_name)
+            if found.created == self._created:  # else it was deleted, and another has its name
+                self._last = found
         return self._last
 
     @property
