@@ -21,10 +21,11 @@ from example import EXAMPLE, result, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-EPOCHS, IMAGES, BATCH = 6, 1024, 32
+EPOCHS, IMAGES, BATCH = 3, 2048, 32
 STEPS = EPOCHS * (IMAGES - IMAGES // 8) // BATCH
 KILL_AT = 35
 TERM_AT = 2 * KILL_AT
+"""In the first and in the second epoch, far from their ends."""
 
 
 @pytest.fixture(scope="module")
