@@ -18,8 +18,8 @@ set -euo pipefail
 no_arguments "$@"
 
 EPOCHS=${EPOCHS:-5} IMAGES=${IMAGES:-4096} TEST_IMAGES=${TEST_IMAGES:-1024}
-BATCH_SIZE=${BATCH_SIZE:-128} WORKERS=${WORKERS:-2} PREEMPT_AT=${PREEMPT_AT:-}
-REQUIRE_TARGETS=${REQUIRE_TARGETS:-} TRAINING_ARGS=${TRAINING_ARGS:-} RESULTS=${RESULTS:-$ROOT/results} TIMEOUT_S=${TIMEOUT_S:-7200} POLL_S=${POLL_S:-2}
+BATCH_SIZE=${BATCH_SIZE:-128} WORKERS=${WORKERS:-2} PREEMPT_AT=${PREEMPT_AT:-} REQUIRE_TARGETS=${REQUIRE_TARGETS:-}
+TRAINING_ARGS=${TRAINING_ARGS:-} RESULTS=${RESULTS:-$ROOT/results} TIMEOUT_S=${TIMEOUT_S:-7200} POLL_S=${POLL_S:-2}
 whole EPOCHS 1
 whole BATCH_SIZE 1
 whole IMAGES 16
@@ -125,7 +125,7 @@ job = json.load(u.urlopen('http://127.0.0.1:8265/api/jobs/$1', timeout=30))
 print(job['status'], job.get('driver_exit_code'))"
 }
 
-exit_code=0
+exit_code=0 TRIES=1 ACCEPTED=0
 # run_job NAME CPUS GPUS COMMAND…: in the cluster, with its log here and in the results. The exit code of the command goes
 # to exit_code. With TRIES, a command that ends otherwise is started again, so many times in all; with ACCEPTED, that exit
 # code is no failure.
@@ -152,9 +152,9 @@ run_job() {
             SUCCEEDED) break ;;
             FAILED)
                 job=''
-                [ "$exit_code" != "${ACCEPTED:-0}" ] || break
+                [ "$exit_code" != "$ACCEPTED" ] || break
                 # 2: it has refused what it was told, and would do so again.
-                if ((try >= ${TRIES:-1})) || [ "$exit_code" = 2 ] || ((SECONDS >= until)); then
+                if ((try >= TRIES)) || [ "$exit_code" = 2 ] || ((SECONDS >= until)); then
                     die "$name ended as $status, with the exit code $exit_code. Its log: $log"
                 fi
                 mv "$log" "$RESULTS/$name-$try.log"
@@ -244,8 +244,11 @@ fetch() {
 }
 retry 3 fetch || die "the results cannot be copied out of the cluster; they lie in $there of its pods"
 [ -f "$RESULTS/comparison.json" ] || die "there is no comparison.json among the results in $RESULTS"
-[ "$targets_missed" != 1 ] || die "a target was missed: the lines of $RESULTS/comparison.log that begin with failed: say" \
-    "which. All results are in $RESULTS"
+if [ "$targets_missed" = 1 ]; then
+    why=$(grep -m 1 '^failed: ' "$RESULTS/comparison.log") ||
+        die "comparison ended as FAILED, with the exit code 1. Its log: $RESULTS/comparison.log"
+    die "a target was missed: ${why#failed: }. All results are in $RESULTS"
+fi
 [ -z "$missed" ] || die "PREEMPT_AT=$PREEMPT_AT: $missed. All else is in $RESULTS"
 [ -z "$PREEMPT_AT" ] || from_head python "$there/code/interruption.py" check "$there/comparison.json" ||
     die "a training that was interrupted lost steps or ended with other weights: see 'interrupted' in" \

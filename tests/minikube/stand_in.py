@@ -3,7 +3,7 @@
 Under the name of a tool in PATH. STAND_INS is a folder: calls.jsonl is what was called, failing.json whom to fail how
 often, versions.json what versions to say, containers.json the containers that docker has and their nodes,
 namespaces.json namespaces and their labels, releases.json Helm's releases, status.json how one job after the other
-ends, with its exit code, and present.json objects that are there beyond the usual ones.
+ends, with its exit code, log.json what it prints, and present.json objects that are there beyond the usual ones.
 """
 
 import json
@@ -78,7 +78,7 @@ def kubectl():
         elif "training_progress.json" in LINE:
             print(json.dumps({"epoch": 1, "step": read("step.json", 7)}))
         elif "logs" in command:
-            print("what the job prints")
+            print(read("log.json", "what the job prints"))
             end = time.monotonic() + 10
             while (
                 "ray-2workers-interrupted" in LINE

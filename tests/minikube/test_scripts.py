@@ -583,7 +583,10 @@ def test_a_pod_that_is_told_to_stop_tells_the_baseline(stage: Stage) -> None:
 
 def test_a_target_that_was_missed_fails_after_the_results_are_back(stage: Stage) -> None:
     stage.tell("status", [*["SUCCEEDED 0"] * 3, "FAILED 1"])
-    done = refused(stage.run("run-benchmark.sh"), "a target was missed", "comparison.log")
+    refused(stage.run("run-benchmark.sh"), "comparison ended as FAILED, with the exit code 1")  # and said nothing of it
+    stage.tell("status", [*["SUCCEEDED 0"] * 3, "FAILED 1"])
+    stage.tell("log", "a table\nfailed: the accuracy of 2 workers differs")
+    done = refused(stage.run("run-benchmark.sh"), "a target was missed: the accuracy of 2 workers differs. All results")
     assert (stage.folder / "results/comparison.json").exists()
     assert "--require-targets" not in submitted(done)[-1]
     stage.tell("status", ["SUCCEEDED 0"])
