@@ -195,7 +195,7 @@ def test_workers_live_on_when_everyone_is_told(server, tmp_path) -> None:
     args = ["--workers", "1", "--val-workers", "1", "--val-s", "0.2"]
     expected = undisturbed(server, tmp_path, args)
     running = server.start(Job(str(tmp_path / "run"), args))
-    wait_for(Path(running.job.out, "validating-0"), lambda text: text == "12")
+    wait_for(Path(running.job.out, "validating-0"), lambda text: text and int(text) >= 12)
     os.killpg(running.pids[0], signal.SIGTERM)
     stopped = running.wait()
     assert stopped.codes == [143], stopped.log
@@ -233,9 +233,9 @@ def test_a_complete_fit_goes_on_when_its_limit_is_raised(server, tmp_path) -> No
 
 
 def test_several_fits_of_a_script_each_have_their_place(server, tmp_path) -> None:
-    args = ["--fits", "2", "--step-s", "0.01"]
+    args = ["--fits", "2"]
     expected = undisturbed(server, tmp_path, args)
-    running = server.start(Job(str(tmp_path / "run"), args))
+    running = server.start(Job(str(tmp_path / "run"), [*args, "--step-s", "0.1"]))
     second = Path(running.job.dir, "fit-2/.holdfast/journal.jsonl")
     wait_for(second, lambda text: '"training"' in text)
     running.send(signal.SIGTERM, 0)

@@ -116,7 +116,7 @@ def test_sigterm_to_torchrun(plain, tmp_path):
         "HOLDFAST_DIR": spec.dir,
         "HOLDFAST_KILL_WAIT": "0",
         "OMP_NUM_THREADS": "1",
-        "PAUSE": "0.2",
+        "PAUSE": "1",
     }
     script = str(drill.HERE / "scripts/plain_ddp.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]

@@ -16,14 +16,16 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-dist.barrier()
-open(f"{sys.argv[1]}/{rank}", "w").write(str(os.getpid()))
+# Before the barrier: from there on a rank may leave, and torchrun tells the other one to stop.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 if sys.argv[2] == "late":  # the other rank has left; this one is still writing
     signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), open(f"{sys.argv[1]}/written", "w"), sys.exit(143)))
-    time.sleep(0 if rank else 60)
+dist.barrier()
+open(f"{sys.argv[1]}/{rank}", "w").write(str(os.getpid()))
+if sys.argv[2] == "late":
+    time.sleep(0 if rank else 240)
     sys.exit(143)
-sys.exit(int(sys.argv[2])) if rank and sys.argv[2] != "wait" else time.sleep(60)
+sys.exit(int(sys.argv[2])) if rank and sys.argv[2] != "wait" else time.sleep(240)
 """
 
 
@@ -53,24 +55,24 @@ def torchrun(tmp_path: Path, what: str, **environ: str) -> subprocess.Popen[str]
 )
 def test_the_exit_code_of_a_preempted_rank_is_torchruns_own(tmp_path, environ, what, code):
     process = torchrun(tmp_path, what, **environ)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == code, output
 
 
 def test_torchrun_that_is_told_to_stop_says_so(tmp_path):
     process = torchrun(tmp_path, "wait", HOLDFAST_ENABLED="1")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not all((tmp_path / str(rank)).exists() for rank in (0, 1)):
         assert time.monotonic() < until
         time.sleep(0.05)
     time.sleep(0.2)
     process.terminate()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 143, output
 
 
 def test_a_rank_that_still_writes_is_not_killed(tmp_path):
     process = torchrun(tmp_path, "late", HOLDFAST_ENABLED="1")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 143, output
     assert (tmp_path / "written").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -291,9 +292,10 @@ def test_the_progress_file_is_right_across_attempts(server, tmp_path):
     assert float(first["loss"]) == pytest.approx(losses[-1], abs=1e-4)
     assert "validationLoss" in first
     assert "learningRate" in first
-    job = server.start(spec.plain(slow_step_s=1.0))
+    job = server.start(spec.plain(slow_step_s=30.0))  # it is killed in its first step, however late this looks
     while (second := read_progress(progress))["resumedFrom"] is None:
         assert job.alive(), job.log()
+        time.sleep(0.02)
     job.send(signal.SIGKILL, 0)
     assert job.wait().codes == [-9]
     assert (second["step"], second["totalSteps"], second["loss"]) == (step, 36, first["loss"])

@@ -93,7 +93,7 @@ def test_periodic_saves_by_setting_are_exact_to_go_on_from(server, tmp_path, eve
         args=EVALUATE,
         env={"HOLDFAST_SAVE_EVERY": every},
         faults=faults,
-        slow_step_s=0.02,
+        slow_step_s=0.2 if every.endswith("s") and "steps" not in every else 0.02,
     )
     outcome = server.run(spec)
     assert outcome.codes == [-9, -9]

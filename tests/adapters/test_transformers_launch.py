@@ -72,15 +72,10 @@ class Command:
         return drill.Outcome([code], 0.0, self.log(), json.loads(path.read_text()) if path.exists() else None)
 
 
-def long(tmp_path: Path, **more) -> drill.Spec:
-    """A training that does not end before it is interrupted."""
-    return drill.Spec(str(tmp_path / "run"), options=["--step-s", "0.05"], args={"num_train_epochs": 6}, **more)
-
-
 @pytest.mark.slow
 def test_sigterm_to_torchrun_itself(server, tmp_path):
-    spec = long(tmp_path, world=2)
-    first = Command(spec, *TORCHRUN)
+    spec = drill.Spec(str(tmp_path / "run"), world=2, args={"num_train_epochs": 6})
+    first = Command(spec.plain(options=["--step-s", "0.5"]), *TORCHRUN)  # does not end before it is interrupted
     first.wait_for_step(3)
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 143, first.log()

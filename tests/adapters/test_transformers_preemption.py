@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import transformers_drill as drill
@@ -128,11 +129,12 @@ def test_many_interruptions_end_with_the_same_bits(server, tmp_path):
 def test_sigterm_to_all_processes_of_a_rank_in_an_evaluation(server, tmp_path, workers):
     """Loader workers get it too: one that dies raises in the trainer, wherever that is."""
     args = {**EVALUATE, "dataloader_num_workers": workers, "per_device_eval_batch_size": 2}
-    spec = drill.Spec(str(tmp_path / "run"), args=args, slow_evaluation_s=0.1)
+    spec = drill.Spec(str(tmp_path / "run"), args=args, slow_evaluation_s=0.25)
     job = server.start(spec)
     job.wait_for("training")
     while "eval_loss" not in job.log():
         assert job.alive(), job.log()
+        time.sleep(0.02)
     os.killpg(job.pids[0], signal.SIGTERM)
     outcome = job.wait()
     assert outcome.codes == [143], outcome.log

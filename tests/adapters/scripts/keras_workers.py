@@ -19,7 +19,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--validate", action="store_true")
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--kill", help="RANK:MOMENT:NUMBER[:SIGNAL]")
-parser.add_argument("--linger-s", type=float, default=0.0, help="at the beginning of every epoch")
+parser.add_argument("--linger-s", type=float, default=0.0, help="at the beginning of every epoch but the first")
 parser.add_argument("--behind-s", type=float, default=0.0, help="rank 0, at the end of every validation")
 parser.add_argument("--late", action="store_true", help="`applied` is a moment too: the weights have changed")
 parser.add_argument("--between", action="store_true", help="so is `exchanged`: gradients are, and the logs are not")
@@ -50,7 +50,8 @@ class Interrupt(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.reached("epoch_begin")
-        time.sleep(args.linger_s)
+        if epoch:
+            time.sleep(args.linger_s)
 
     def on_epoch_end(self, epoch, logs=None):
         self.reached("epoch_end")
