@@ -11,6 +11,7 @@ from trainings import Submitted, folder_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/kubernetes/gpt2"
+STEPS = "400"
 
 
 def test_gpt2_is_preempted_resumes_and_shows_how_far_it_is(operator):
@@ -22,8 +23,10 @@ def test_gpt2_is_preempted_resumes_and_shows_how_far_it_is(operator):
     # Without a network, and small: everything else is the example's.
     pod["containers"][0]["env"] = [{"name": "HF_HUB_OFFLINE", "value": "1"}, {"name": "HOME", "value": "/tmp"}]
     trainer = job["spec"]["trainer"]
-    trainer["args"] = ["--model", "tiny", "--dataset", "text", "--output", "/workspace/checkpoints", "--steps", "150"]
+    trainer["args"] = ["--model", "tiny", "--dataset", "text", "--output", "/workspace/checkpoints", "--steps", STEPS]
     trainer["resourcesPerNode"] = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "3Gi"}}
+    # A quick machine would come to the end while it waits before it saves.
+    job["spec"]["checkpointing"]["env"].append({"name": "HOLDFAST_KILL_WAIT", "value": "0"})
     operator.apply(*things)
     operator.until(lambda: operator.apply(job), message="Kubeflow Trainer knows the runtime")
     training = Submitted(operator, "gpt2")
@@ -33,9 +36,9 @@ def test_gpt2_is_preempted_resumes_and_shows_how_far_it_is(operator):
         operator.until(lambda: training.progress().get("recoveries") == 1, message="resumed")
         assert training.step_of_resume() >= before
         shown = operator.until(lambda: training.progress().get("percentComplete") and training.progress())
-        assert shown["totalSteps"] == 150
+        assert shown["totalSteps"] == int(STEPS)
         ended = training.until_complete()
-        assert (ended["step"], ended["percentComplete"]) == (150, "100.0")
+        assert (ended["step"], ended["percentComplete"]) == (int(STEPS), "100.0")
         assert Path(folder_of(operator, "gpt2-checkpoints"), "final/model.safetensors").is_file()
     finally:
         training.remove()
