@@ -154,8 +154,9 @@ def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment = {**kept, "HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "PYTHONUNBUFFERED": "1"}
     environment["OMP_NUM_THREADS"] = "1"
+    slow = {**environment, "PAUSE": "2"}  # the rest lasts 10 s: the signal is sent before the end, however late
     with subprocess.Popen(
-        [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, env=environment, text=True
+        [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, env=slow, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
