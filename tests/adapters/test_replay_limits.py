@@ -149,12 +149,22 @@ def test_track_returns_what_it_is_given_where_nothing_is_followed():
 
 
 @pytest.mark.slow
-def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path):
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, False),
+        ({"TAIL": "3"}, False),  # it stays behind a step for a while, and has added to a tensor there: waited for
+        ({"TAIL": "60", "HOLDFAST_GRACE_PERIOD": "4"}, True),  # as long as there is time
+    ],
+    ids=["in a step", "behind a step", "behind a step for too long"],
+)
+def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path, more, told):
     script = drill.HERE / "scripts/plain_mnist.py"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment = {**kept, "HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "PYTHONUNBUFFERED": "1"}
     environment["OMP_NUM_THREADS"] = "1"
-    slow = {**environment, "PAUSE": "2"}  # the rest lasts 10 s: the signal is sent before the end, however late
+    # The rest lasts 10 s: the signal is sent before the end, however late.
+    slow = {**environment, "PAUSE": "2", **more}
     with subprocess.Popen(
         [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, env=slow, text=True
     ) as process:
@@ -163,7 +173,8 @@ def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path):
             if line.startswith("epoch 2 batch 4"):
                 process.send_signal(signal.SIGTERM)
     assert process.returncode == 143
-    assert_whole(tmp_path / "holdfast-runs/plain_mnist")
+    saved = assert_whole(tmp_path / "holdfast-runs/plain_mnist")
+    assert ["tensors of the script may have changed" in words for words in saved.manifest.inexact] == [True] * told
     again = subprocess.run(
         [sys.executable, script],
         cwd=tmp_path,
@@ -174,8 +185,11 @@ def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path):
         check=True,
     )
     expected = uninterrupted(plain, drill.Spec(str(tmp_path / "run"), "plain_mnist"))
-    assert again.stdout.splitlines() == expected[0]
     assert "resuming from" in again.stderr
+    if told:
+        assert again.stdout.splitlines()[-1] == expected[0][-1]  # the parameters
+    else:
+        assert again.stdout.splitlines() == expected[0]
 
 
 TRANSFORMERS = """

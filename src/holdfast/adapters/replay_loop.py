@@ -224,7 +224,10 @@ class Followed(Loop):
         return self.step if self._alone and self._evaluates() else super().soonest()
 
     def rests_at(self, step: int) -> bool:
-        return self.step == step and (self.resting or (self._alone and self._evaluates()))
+        # What runs again must find the script's tensors as they were: before an evaluation they were noted. In what
+        # else follows a step they were not, so its end is waited for.
+        noted = self.resting and self._variables is not None
+        return self.step == step and (noted or (self._alone and self._evaluates()))
 
     def _evaluates(self) -> bool:
         return self.main is not None and not self.main.training and not self.dirty and self.step > 0
@@ -262,6 +265,11 @@ class Followed(Loop):
         self._exact = at_boundary and not self.over and not self.behind
         files = super().files(live=live, at_boundary=self._exact)
         self.lost = files.inexact if isinstance(files.inexact, list) else []
+        behind = self.resting and self._variables is None and self.broken is None
+        if not self._exact and behind and self._variables_now():
+            self.lost.append(
+                f"tensors of the script may have changed since step {self.step}, and what followed it runs again"
+            )
         return files
 
     def _rests(self) -> bool:

@@ -40,6 +40,8 @@ def train(model, loader, optimizer, epoch):
         correct += output.argmax(1).eq(target).sum()
         if index % 4 == 0:
             print(f"epoch {epoch} batch {index} loss {loss.item():.8f}")
+        if epoch == 2 and index == 4:
+            time.sleep(float(os.environ.get("TAIL", "0")))
     print(f"epoch {epoch} mean {running / len(loader):.8f} accuracy {correct / len(loader.dataset):.4f}")
 
 
