@@ -310,8 +310,8 @@ def test_a_job_of_a_queue_that_kueue_does_not_know_is_suspended(workloads: dict[
 def test_a_pause_waits_for_what_the_pods_said_last() -> None:
     """The operator writes it down a moment after they are gone."""
     backend, looks = Backend(suspend=True), []
-    old = {"phase": "Running", "checkpointing": {"latestCheckpoint": "/claim/x/checkpoint-100"}}
-    new = {"phase": "Suspended", "checkpointing": {"latestCheckpoint": "/claim/x/checkpoint-137"}}
+    old = {"phase": "Suspended", "step": 130, "checkpointing": {"latestCheckpoint": "/claim/x/checkpoint-100"}}
+    new = {"phase": "Suspended", "step": 137, "checkpointing": {"latestCheckpoint": "/claim/x/checkpoint-137"}}
 
     def get(*place: Any, **more: Any) -> dict[str, Any]:
         looks.append(1)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError, MissingExtraError
 from holdfast.kubeflow import records
 from holdfast.store.checkpoints import rows_of
+from holdfast.store.manifest import step_of
 
 CREATED, RUNNING, PAUSING, PAUSED, COMPLETE, FAILED = "Created", "Running", "Pausing", "Paused", "Complete", "Failed"
 _LOOK_S = 0.5
@@ -220,10 +221,16 @@ def paused(jobs: Jobs, name: str, timeout_s: float | None) -> Progress:
     limit_s = jobs.grace_s(name) + _MARGIN_S if timeout_s is None else timeout_s
     jobs.pause(name)
     now = _wait(jobs, name, lambda now: now.state in (PAUSED, COMPLETE, FAILED), limit_s)
-    if now.state == PAUSED and "phase" in now.file:
+    if "phase" in now.file:  # of an operator
         with contextlib.suppress(TimeoutError):
-            return _wait(jobs, name, lambda now: now.state != PAUSED or now.file.get("phase") != RUNNING, _LAST_WORDS_S)
+            return _wait(jobs, name, lambda now: now.state != PAUSED or _is_saved(now), _LAST_WORDS_S)
     return now
+
+
+def _is_saved(now: Progress) -> bool:
+    """Whether the step that it shows is that of its newest checkpoint, as it is after a pause."""
+    newest = (now.latest_checkpoint or "").rstrip("/").rpartition("/")[2]
+    return not now.step or step_of(newest) == now.step
 
 
 def resume(name: str, *, client: Any = None) -> Progress:
