@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import transformers_drill as drill
 
 from holdfast.adapters.transformers_final import write_final
+from holdfast.home import home_of
 from holdfast.store import Backend, open_backend
 
 SHARDED = drill.HERE / "scripts/transformers_fsdp.py"
@@ -104,12 +106,14 @@ def test_a_model_that_wrote_no_weights_leaves_the_older_one(tmp_path: Path, capl
 
 def written(model: Any, backend: Backend, step: int) -> None:
     """``final/`` of a model that one process has trained."""
-    session = SimpleNamespace(backends=[backend], world=1, run="a", attempt=1)
+    home = home_of(backend.uri)
+    session = SimpleNamespace(backends=[backend], home=home, world=1, run="a", attempt=1)
     accelerator = SimpleNamespace(unwrap_model=lambda model: model)
     trainer = SimpleNamespace(
         args=SimpleNamespace(should_save=True), accelerator=accelerator, model=model, processing_class=None
     )
     write_final(trainer, session, step, sharded=False)
+    assert not os.path.isdir(home) or not os.listdir(home), "nothing is left of the way there"
 
 
 def tiny() -> Any:
