@@ -1776,21 +1776,22 @@ NO_CLAIM = {"reason": "Unschedulable", "message": '0/2 nodes: persistentvolumecl
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("given", "said"),
     [
-        (stuck(waiting=PULL), 'pod b cannot start: ImagePullBackOff: failed to pull "x:1": not found (here)'),
-        (stuck(waiting=NO_SECRET), 'pod b cannot start: CreateContainerConfigError: secret "keys" not found'),
+        ({"waiting": PULL}, 'pod b cannot start: ImagePullBackOff: failed to pull "x:1": not found (here)'),
+        ({"waiting": NO_SECRET}, 'pod b cannot start: CreateContainerConfigError: secret "keys" not found'),
         (
-            stuck(scheduled=NO_CLAIM),
+            {"scheduled": NO_CLAIM},
             'pod b cannot start: Unschedulable: 0/2 nodes: persistentvolumeclaim "c" not found',
         ),
-        (stuck(waiting={"reason": "ContainerCreating"}), ""),
-        (stuck(waiting={}), ""),
-        (stuck(scheduled=NO_CLAIM, age_s=5), ""),
-        (stuck(scheduled=NO_CLAIM, deleted=True), "its pods were stopped"),
+        ({"waiting": {"reason": "ContainerCreating"}}, ""),
+        ({"waiting": {}}, ""),
+        ({"scheduled": NO_CLAIM, "age_s": 5}, ""),
+        ({"scheduled": NO_CLAIM, "deleted": True}, "its pods were stopped"),
     ],
 )
-def test_why_a_pod_cannot_start_is_said_once_it_is_no_matter_of_a_moment(one, said):
+def test_why_a_pod_cannot_start_is_said_once_it_is_no_matter_of_a_moment(given, said):
+    one = stuck(**given)
     before = "Running" if "stopped" in said else None
     phase, reason = status.phase_of({}, [one], before)
     assert (phase, reason) == ("Preempted" if before else "Pending", said)
