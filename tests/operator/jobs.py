@@ -68,5 +68,8 @@ def expected_digest(epochs: int = EPOCHS) -> str:
 
 
 def crd_spec(kube: Any) -> dict[str, Any]:
-    crd = kube.get("crd", "trainjobs.trainer.kubeflow.org")
+    return spec_of(kube.get("crd", "trainjobs.trainer.kubeflow.org"))
+
+
+def spec_of(crd: dict[str, Any]) -> dict[str, Any]:
     return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]

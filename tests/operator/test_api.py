@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from jobs import NAMESPACE, claim, crd_spec, trainjob
+from jobs import NAMESPACE, claim, crd_spec, spec_of, trainjob
 from test_other_ways import leads_one_of
 from trainings import Submitted
 
@@ -128,8 +128,8 @@ def test_an_upgrade_that_replaces_the_crd_gets_the_fields_back_and_the_status_of
     paths = [f"{base}/spec/properties/checkpointing", f"{base}/status/properties/trainingProgress"]
     patch = json.dumps([{"op": "remove", "path": path} for path in paths])
     before = waiting.progress()
-    operator.kubectl("patch", "crd", "trainjobs.trainer.kubeflow.org", "--type=json", "-p", patch)
-    assert "checkpointing" not in crd_spec(operator)
+    words = ("patch", "crd", "trainjobs.trainer.kubeflow.org", "--type=json", "-p", patch, "-o", "json")
+    assert "checkpointing" not in spec_of(json.loads(operator.kubectl(*words)))  # the operator may be quick
     operator.kubectl("annotate", "trainjob", "waiting", "written=anew")  # without what the API server does not know
     operator.until(lambda: "checkpointing" in crd_spec(operator), message="the field is back")
     operator.until(lambda: waiting.progress() == before, message="and the status is")
@@ -320,5 +320,5 @@ def test_a_leader_that_is_killed_is_followed_by_the_other_replica(operator):
     operator.kubectl("delete", "pod", leader, "-n", NAMESPACE, "--grace-period=0", "--force")
     began = time.monotonic()
     operator.until(lambda: holder() != lease, message="another replica leads")
-    assert time.monotonic() - began < 45
+    assert time.monotonic() - began < 90  # the lease lasts 15 s, and other tests share the machine
     assert "interval" in operator.refused(changed(interval="soon"))
