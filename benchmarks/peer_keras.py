@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from bench import Pairs, plain
 from keras_drill import Job, Server
 
-from store_servers import free_port
+from ports import free_port
 
 GRACE_S = 15.0
 LIMIT_S = 90.0

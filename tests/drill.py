@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+from ports import free_port
+
 HERE = Path(__file__).parent
 
 
@@ -401,7 +403,7 @@ class Server:
             import torch.distributed as dist
 
             agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        port = agent.port if agent else _free_port()
+        port = agent.port if agent else free_port()
         print(json.dumps({"spec": asdict(spec), "port": port}), file=self._file, flush=True)
         self._job = Job(spec, json.loads(self._file.readline()), self._channel, self._file, agent)
         return self._job
@@ -465,12 +467,6 @@ class Job:
         notices = [event["t"] for event in journal(self.spec.dir) if event["event"] == "notice"]
         after_notice_s = ended - notices[0] if notices else None
         return Outcome(codes, time.monotonic() - self.began, results, self.log(), after_notice_s)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def journal(folder: str) -> list[dict]:

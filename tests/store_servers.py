@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
+
 ACCESS_KEY = "AKIAMARKERACCESS"
 SECRET_KEY = "markerSecretNeverToBeSeen"
 BUCKET = "bucket"
@@ -35,12 +37,6 @@ def find_versitygw(unpack_into: Path) -> str:
     pytest.skip(
         "needs the S3 server versitygw: install it from github.com/versity/versitygw, or set HOLDFAST_TEST_VERSITYGW"
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

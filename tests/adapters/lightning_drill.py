@@ -17,6 +17,10 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ports import free_port
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scripts/lightning_train.py"
 
@@ -253,7 +257,7 @@ class Server:
             path.unlink()
         for name in ("pids.json", "fault"):
             Path(job.out, name).unlink(missing_ok=True)
-        print(json.dumps({"job": asdict(job), "port": _free_port()}), file=self._file, flush=True)
+        print(json.dumps({"job": asdict(job), "port": free_port()}), file=self._file, flush=True)
         return Running(job, json.loads(self._file.readline()), self._channel, self._file)
 
     def run(self, job: Job, limit_s: float = 120.0) -> Outcome:
@@ -262,12 +266,6 @@ class Server:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def journal(folder: str) -> list[dict]:

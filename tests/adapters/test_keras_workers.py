@@ -18,7 +18,7 @@ from keras_drill import Job, Outcome, Server
 
 import drill
 from checks import assert_whole
-from store_servers import free_port
+from ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -19,6 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ports import free_port
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scripts/transformers_train.py"
 
@@ -279,7 +283,7 @@ class Server:
             "slow_evaluation_s": spec.slow_evaluation_s,
             "slow_step_s": spec.slow_step_s,
             "env": {name: value for name, value in env.items() if value},
-            "port": agent.port if agent else _free_port(),
+            "port": agent.port if agent else free_port(),
             "log": str(out / "log"),
             "pids": str(out / "pids.json"),
         }
@@ -348,12 +352,6 @@ def shared() -> Server:
     if not _shared:
         _shared.append(Server())
     return _shared[0]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def journal(folder: str) -> list[dict]:

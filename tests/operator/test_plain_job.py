@@ -13,7 +13,8 @@ import certifi
 import pytest
 from jobs import TRAIN
 
-from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, find_versitygw, free_port
+from ports import free_port
+from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, find_versitygw
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
