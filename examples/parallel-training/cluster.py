@@ -6,6 +6,7 @@ Every node is a ``ray start --block`` of its own, which is what runs in a pod to
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,14 +27,25 @@ class ClusterError(Exception):
     """A node does not start. The message holds what it said."""
 
 
+def _free_port() -> int:
+    """Between those that Ray gives to its workers and those that the kernel gives to connections: one of those could be
+    taken in the seconds that a node needs to come up."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
 class Cluster:
     """``nodes`` beside the head, with ``cpus`` processors each. Use it in a ``with`` statement."""
 
     def __init__(self, nodes: int, cpus: int, environ: Mapping[str, str]) -> None:
         self.folder = tempfile.mkdtemp(prefix="ray-")  # short: it becomes part of the names of sockets
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{_free_port()}"
         self.environ = {
             **environ,
             "RAY_ADDRESS": self.address,
