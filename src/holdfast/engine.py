@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from holdfast.agree import Agreement, BoardLostError, BoardSilentError, Call, Decision
-from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.config import Every, Settings
 from holdfast.errors import Preempted, StoreError
 from holdfast.notice.base import Notice, NoticeSource

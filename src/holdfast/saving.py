@@ -31,9 +31,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from holdfast.agree import Board
-from holdfast.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.base.timeouts import OverdueError, within
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
-from holdfast.patience import OverdueError, within
 from holdfast.store.base import Backend, Owner
 from holdfast.store.checkpoints import Checkpoint, open_checkpoint, retain
 from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name

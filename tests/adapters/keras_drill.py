@@ -19,7 +19,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.home import home_of
+from holdfast.base.run_directory import home_of
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"

@@ -14,7 +14,7 @@ import torch
 import transformers_drill as drill
 
 from holdfast.adapters.transformers_final import write_final
-from holdfast.home import home_of
+from holdfast.base.run_directory import home_of
 from holdfast.store import Backend, open_backend
 
 SHARDED = drill.HERE / "scripts/transformers_fsdp.py"

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.home import ATTEMPT, JOURNAL, home_of
+from holdfast.base.run_directory import ATTEMPT, JOURNAL, home_of
 from holdfast.progress import Journal, Progress, ProgressFile
 from holdfast.store.base import Owner
 from holdfast.store.checkpoints import whole

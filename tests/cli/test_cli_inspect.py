@@ -15,8 +15,8 @@ from cli_checkpoints import make_checkpoint
 from cli_helpers import environ, holdfast, json_of
 from typer.testing import CliRunner
 
+from holdfast.base.run_directory import ATTEMPT, JOURNAL
 from holdfast.cli.main import app
-from holdfast.home import ATTEMPT, JOURNAL
 from holdfast.progress import Journal
 from holdfast.store.base import SENTINEL, Owner
 from holdfast.store.local import LocalBackend

@@ -25,7 +25,7 @@ from cli_helpers import (
     wait_for,
 )
 
-from holdfast.home import home_of
+from holdfast.base.run_directory import home_of
 from holdfast.launch.outcome import Ended, Verdict, judge
 from holdfast.launch.records import read_launch
 from holdfast.progress import read_progress

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.run_directory import ATTEMPT
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.home import ATTEMPT
 from holdfast.kubeflow import JobNotFoundError, install, jobs, local, records
 from holdfast.launch import control
 from holdfast.launch.records import write_json

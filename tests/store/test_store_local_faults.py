@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.store.base import Owner, Sink
 from holdfast.store.checkpoints import clean, retain, verify, whole

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
 from holdfast.errors import StoreError
 from holdfast.progress import Journal
 from holdfast.saving import Files, Save, Saver

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from holdfast.adapters.session import Load, Place, Session, announce, open_session, resume, withdraw
 from holdfast.adapters.surroundings import surroundings
 from holdfast.agree import Agreement, BoundedBoard
+from holdfast.base.run_directory import JOURNAL
 from holdfast.config import Settings
 from holdfast.engine import Engine, Training
-from holdfast.home import JOURNAL
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
 from holdfast.progress import Checkpointing, Progress, ProgressFile, read_journal
 from holdfast.reporting import Reporter

@@ -19,9 +19,9 @@ from holdfast.adapters.lightning_loop import CHECKPOINT, RUN, Steps
 from holdfast.adapters.lightning_state import put_averages, put_logged, put_metric_states
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.state import Objects, rank_file, read_tree
+from holdfast.base.run_directory import default_location
 from holdfast.config import Settings
 from holdfast.errors import Preempted, StateError, StoreError
-from holdfast.home import default_location
 from holdfast.progress import Progress
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.pipeline import read_checked

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from holdfast.adapters.state import Objects, rank_file, tree_of
+from holdfast.base.host_memory import fresh_memory
 from holdfast.errors import CheckpointCorruptError
-from holdfast.memory import fresh_memory
 from holdfast.staging.images import parse
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.local import LocalBackend

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from holdfast.agree.board import Board, BoardSilentError
-from holdfast.patience import OverdueError, within
+from holdfast.base.timeouts import OverdueError, within
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from holdfast.base.clock import Deadline
 from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds
 from holdfast.cli.ray import run_of_workers
 from holdfast.cli.run import supervise
-from holdfast.clock import Deadline
 from holdfast.config import parse_duration
 from holdfast.errors import ConfigError
 from holdfast.launch import control, rehearsal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from holdfast.adapters.ray_marker import markers
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
 from holdfast.errors import ConfigError
 from holdfast.launch.control import NotLiveError
 from holdfast.launch.runs import RunPlace, place_of

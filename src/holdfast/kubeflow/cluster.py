@@ -12,7 +12,7 @@ from kubernetes.client import ApiException
 from kubernetes.stream import stream
 from urllib3.exceptions import HTTPError
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
 from holdfast.errors import HoldfastError, JobNotFoundError, MissingExtraError, StoreError
 from holdfast.kubeflow import jobs
 from holdfast.kubeflow.jobs import Progress, UnreachableError

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
+from holdfast.base.run_directory import LAUNCH
 from holdfast.errors import HoldfastError, LocationBusyError
-from holdfast.home import LAUNCH
 from holdfast.launch import procs
 from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, ask, read_launch
 from holdfast.launch.runs import RunPlace

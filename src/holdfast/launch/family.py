@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
 from holdfast.launch import procs
 from holdfast.launch.agent import leashed
 

@@ -14,8 +14,8 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from holdfast.base.run_directory import ATTEMPT, CONTROL, LAUNCH
 from holdfast.boxes import folder, last_step
-from holdfast.home import ATTEMPT, CONTROL, LAUNCH
 from holdfast.launch import procs
 from holdfast.store.base import Owner
 

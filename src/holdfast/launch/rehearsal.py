@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
 from holdfast.errors import ConfigError
 from holdfast.launch import procs
 from holdfast.launch.control import NotLiveError, live_launch, saved_step

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
+from holdfast.base.run_directory import ATTEMPT, JOURNAL, LAUNCH, home_of
 from holdfast.config import settings_table
 from holdfast.errors import HoldfastError
-from holdfast.home import ATTEMPT, JOURNAL, LAUNCH, home_of
 from holdfast.launch import procs
 from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_json, read_launch
 from holdfast.progress import ProgressFileError, read_journal, read_progress

@@ -37,10 +37,10 @@ import time
 from types import FrameType
 from typing import Any, Protocol
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
+from holdfast.base.run_directory import home_of
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, LocationBusyError
-from holdfast.home import home_of
 from holdfast.launch import procs
 from holdfast.launch.family import Family
 from holdfast.launch.outcome import Ended, Verdict, exit_code, judge, what_happened, what_is_saved

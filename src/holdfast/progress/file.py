@@ -33,7 +33,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.base.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import HoldfastError
 from holdfast.progress.journal import WarnOnce, redact_uri
 

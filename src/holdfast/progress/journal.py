@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.base.clock import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from holdfast.memory import lasting_memory
+from holdfast.base.host_memory import lasting_memory
 from holdfast.staging.images import BytesImage, Pool, TensorImage, copy_range, flat_bytes
 from holdfast.staging.threads import for_each
 

@@ -16,9 +16,9 @@ from typing import Protocol
 
 import xxhash
 
-from holdfast.clock import Deadline
+from holdfast.base.clock import Deadline
+from holdfast.base.host_memory import HUGE, fresh_memory, lasting_memory
 from holdfast.errors import CheckpointCorruptError, StoreUnavailableError
-from holdfast.memory import HUGE, fresh_memory, lasting_memory
 from holdfast.store.base import Backend, Sink
 from holdfast.store.manifest import FileEntry
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from holdfast.home import JOURNAL, home_of
+from holdfast.base.run_directory import JOURNAL, home_of
 
 PHASES = ("start", "forward", "backward", "optimizer", "after-optimizer", "evaluation", "save", "commit", "end")
 _NOT_OF_A_STEP = ("start", "round", "save", "commit", "end")
