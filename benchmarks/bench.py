@@ -239,9 +239,9 @@ class Saves:
     """The save of a run of one process: what the engine does at a boundary, without the engine."""
 
     def __init__(self, folder: str, model: Any, optimizer: Any, *, incremental: bool = False) -> None:
-        from holdfast.adapters.blackbox import BlackBox
         from holdfast.adapters.loop import Loop
         from holdfast.adapters.state import Objects
+        from holdfast.recorder.blackbox import BlackBox
         from holdfast.saving import Saver
         from holdfast.store.local import LocalBackend
 

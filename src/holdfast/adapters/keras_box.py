@@ -7,7 +7,7 @@ import mmap
 import os
 import struct
 
-from holdfast.boxes import BOUNDARY, HEADER, MAGIC, SLOT, SLOTS
+from holdfast.recorder.boxes import BOUNDARY, HEADER, MAGIC, SLOT, SLOTS
 
 
 class StepBox:

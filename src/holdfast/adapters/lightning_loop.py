@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox, Record
 from holdfast.adapters.capture import _archived
 from holdfast.adapters.lightning_data import Pass, Spot
 from holdfast.adapters.lightning_state import (
@@ -30,7 +29,8 @@ from holdfast.adapters.lightning_state import (
 from holdfast.adapters.loop import Loop, _record_of
 from holdfast.adapters.session import Place
 from holdfast.adapters.state import Objects, rank_file, total_bytes, tree_image
-from holdfast.boxes import BOUNDARY
+from holdfast.recorder.blackbox import BlackBox, Record
+from holdfast.recorder.boxes import BOUNDARY
 from holdfast.saving import Files
 
 CHECKPOINT = "lightning.ckpt"

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox, Record, read_box
-from holdfast.adapters.buffers import KeptBuffers, read_kept
 from holdfast.adapters.data import Batches
 from holdfast.adapters.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
 from holdfast.adapters.unchanged import Comparison, Memory
-from holdfast.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.engine import Engine
+from holdfast.recorder.blackbox import BlackBox, Record, read_box
+from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
+from holdfast.recorder.buffers import KeptBuffers, read_kept
 from holdfast.saving import Adopted, Files, Saver
 from holdfast.staging.arena import Arena
 from holdfast.staging.images import TensorImage

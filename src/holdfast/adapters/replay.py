@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.claim import tell_no_more, tell_of_claims
 from holdfast.adapters.codec import encode
 from holdfast.adapters.host import Host
@@ -42,6 +41,7 @@ from holdfast.config import Settings
 from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
 from holdfast.progress import Progress
+from holdfast.recorder.blackbox import BlackBox
 from holdfast.store.checkpoints import Checkpoint
 
 log = logging.getLogger("holdfast")

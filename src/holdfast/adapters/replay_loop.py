@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox, Record, read_box
 from holdfast.adapters.codec import encode
 from holdfast.adapters.data import Batches, _generators
 from holdfast.adapters.loop import Loop, _record_of
@@ -27,9 +26,10 @@ from holdfast.adapters.replay_seen import Seen, read_mirror
 from holdfast.adapters.replay_trace import AFTER, Trace, table_of
 from holdfast.adapters.session import Place
 from holdfast.adapters.state import Objects, rank_file, read_tree, tree_image, write_tree
-from holdfast.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.config import Settings
 from holdfast.errors import StateError
+from holdfast.recorder.blackbox import BlackBox, Record, read_box
+from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.saving import Files
 from holdfast.staging.images import TensorImage
 

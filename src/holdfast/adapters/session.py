@@ -15,10 +15,10 @@ from typing import Any
 
 from holdfast.agree import Board
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, default_location, home_of
-from holdfast.boxes import folder, forget_old, last_step
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, StoreError
 from holdfast.progress import Journal, read_journal
+from holdfast.recorder.boxes import folder, forget_old, last_step
 from holdfast.store import Backend, Owner, open_backend
 from holdfast.store.base import process_start
 from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, whole

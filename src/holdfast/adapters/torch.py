@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.claim import claim
 from holdfast.adapters.data import Batches
 from holdfast.adapters.data_workers import Stamped
@@ -39,6 +38,7 @@ from holdfast.adapters.state import Objects
 from holdfast.config import Settings
 from holdfast.errors import Preempted
 from holdfast.progress import Progress
+from holdfast.recorder.blackbox import BlackBox
 from holdfast.store.checkpoints import Checkpoint
 
 log = logging.getLogger("holdfast")

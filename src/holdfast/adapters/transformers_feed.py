@@ -24,10 +24,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox, read_box
 from holdfast.adapters.data import Batches, Mark, position_after
 from holdfast.adapters.data_workers import loader_like
-from holdfast.boxes import BOUNDARY
+from holdfast.recorder.blackbox import BlackBox, read_box
+from holdfast.recorder.boxes import BOUNDARY
 
 _OPEN = "_holdfast_open"
 AHEAD = 3

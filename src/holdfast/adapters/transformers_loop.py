@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from holdfast.adapters import rng
-from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.capture import archive
 from holdfast.adapters.loop import Loop, _record_of
 from holdfast.adapters.state import Objects, total_bytes, tree_image
@@ -23,7 +22,8 @@ from holdfast.adapters.transformers_feed import Feed, FetchLog, calm, fetch_of
 from holdfast.adapters.transformers_loss import Losses, losses_of
 from holdfast.adapters.transformers_point import FLAGS, Point, number
 from holdfast.adapters.transformers_save import TrainerFiles
-from holdfast.boxes import BOUNDARY, IN_FLIGHT
+from holdfast.recorder.blackbox import BlackBox
+from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.saving import Files
 from holdfast.staging.images import BytesImage
 

@@ -13,7 +13,6 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from holdfast.adapters.blackbox import BlackBox
 from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.transformers_feed import calm
@@ -27,6 +26,7 @@ from holdfast.adapters.transformers_watch import FinishedBefore, Watch
 from holdfast.config import Settings
 from holdfast.engine import Engine
 from holdfast.errors import Preempted
+from holdfast.recorder.blackbox import BlackBox
 from holdfast.store.manifest import Manifest, checkpoint_name
 
 log = logging.getLogger("holdfast")

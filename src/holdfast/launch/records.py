@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from holdfast.base.run_directory import ATTEMPT, CONTROL, LAUNCH
-from holdfast.boxes import folder, last_step
 from holdfast.launch import procs
+from holdfast.recorder.boxes import folder, last_step
 from holdfast.store.base import Owner
 
 

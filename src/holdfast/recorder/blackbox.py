@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from holdfast.boxes import HEADER, MAGIC, SLOT, SLOTS
+from holdfast.recorder.boxes import HEADER, MAGIC, SLOT, SLOTS
 
 _MT_BYTES = 624 * 4
 _TORCH_HEAD, _TORCH_TAIL = 20, 32
