@@ -241,8 +241,8 @@ class Saves:
     def __init__(self, folder: str, model: Any, optimizer: Any, *, incremental: bool = False) -> None:
         from holdfast.adapters.loop import Loop
         from holdfast.adapters.state import Objects
+        from holdfast.engine.saving import Saver
         from holdfast.recorder.blackbox import BlackBox
-        from holdfast.saving import Saver
         from holdfast.store.local import LocalBackend
 
         self.backend = LocalBackend(folder)
@@ -259,7 +259,7 @@ class Saves:
 
     def write(self, files: Any | None = None) -> Any:
         """Commit the next step: from live tensors, as just in time, or from staged files."""
-        from holdfast.saving import Save
+        from holdfast.engine.saving import Save
 
         self.loop.step += 1
         save = Save(step=self.loop.step, reason="jit" if files is None else "periodic")

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from holdfast.base.clock import Deadline
+from holdfast.engine.saving import Files, Save, Saver
 from holdfast.errors import StoreError
 from holdfast.progress import Journal
-from holdfast.saving import Files, Save, Saver
 from holdfast.staging.images import BytesImage
 from holdfast.store.checkpoints import verify, whole
 from holdfast.store.local import LocalBackend

@@ -15,8 +15,8 @@ from holdfast.adapters import unchanged
 from holdfast.adapters.loop import Loop
 from holdfast.adapters.restore import Contents, restore
 from holdfast.adapters.state import Objects
+from holdfast.engine.saving import Save, Saver
 from holdfast.recorder.blackbox import BlackBox
-from holdfast.saving import Save, Saver
 from holdfast.staging.images import flat_bytes
 from holdfast.staging.pages import PAGE, Pages, whole_pages
 from holdfast.store.checkpoints import whole

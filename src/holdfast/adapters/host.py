@@ -22,11 +22,11 @@ from holdfast.adapters.surroundings import surroundings
 from holdfast.agree import Agreement, BoundedBoard
 from holdfast.base.run_directory import JOURNAL
 from holdfast.config import Settings
-from holdfast.engine import Engine, Training
+from holdfast.engine.engine import Engine, Training
+from holdfast.engine.reporter import Reporter
+from holdfast.engine.saving import Saver
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
 from holdfast.progress import Checkpointing, Progress, ProgressFile, read_journal
-from holdfast.reporting import Reporter
-from holdfast.saving import Saver
 from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint
 

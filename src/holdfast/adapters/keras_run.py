@@ -28,10 +28,10 @@ from holdfast.adapters.keras_seeds import Seeds
 from holdfast.adapters.session import Place
 from holdfast.adapters.surroundings import surroundings
 from holdfast.config import Settings
+from holdfast.engine.saving import Adopted, Files
 from holdfast.errors import CheckpointCorruptError, Preempted
 from holdfast.notice import SignalSource
 from holdfast.progress import Progress
-from holdfast.saving import Adopted, Files
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.manifest import FileEntry
 from holdfast.store.pipeline import Image, read_checked

@@ -15,11 +15,11 @@ from holdfast.adapters import rng
 from holdfast.adapters.data import Batches
 from holdfast.adapters.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
 from holdfast.adapters.unchanged import Comparison, Memory
-from holdfast.engine import Engine
+from holdfast.engine.engine import Engine
+from holdfast.engine.saving import Adopted, Files, Saver
 from holdfast.recorder.blackbox import BlackBox, Record, read_box
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.recorder.buffers import KeptBuffers, read_kept
-from holdfast.saving import Adopted, Files, Saver
 from holdfast.staging.arena import Arena
 from holdfast.staging.images import TensorImage
 from holdfast.store.manifest import Manifest

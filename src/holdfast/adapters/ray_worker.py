@@ -33,7 +33,7 @@ from holdfast.adapters.ray_reports import Reporting, note_reports
 from holdfast.adapters.ray_storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
 from holdfast.adapters.surroundings import Surroundings, surround
 from holdfast.config import Settings
-from holdfast.engine import Engine, State
+from holdfast.engine.engine import Engine, State
 from holdfast.errors import HoldfastError, Preempted, StoreError
 from holdfast.notice import Notice, NoticeSource, SignalSource
 

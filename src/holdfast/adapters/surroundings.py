@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdfast.engine import Engine
+from holdfast.engine.engine import Engine
 from holdfast.notice import NoticeSource
 
 

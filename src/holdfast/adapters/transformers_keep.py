@@ -13,8 +13,8 @@ from typing import Any
 from holdfast.adapters.session import Session
 from holdfast.adapters.transformers_resume import Start, download
 from holdfast.config import Settings, settings_table
+from holdfast.engine.saving import Saver
 from holdfast.errors import StoreError
-from holdfast.saving import Saver
 from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint, open_checkpoint, retain, whole
 from holdfast.store.local import LocalBackend

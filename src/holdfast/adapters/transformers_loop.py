@@ -22,9 +22,9 @@ from holdfast.adapters.transformers_feed import Feed, FetchLog, calm, fetch_of
 from holdfast.adapters.transformers_loss import Losses, losses_of
 from holdfast.adapters.transformers_point import FLAGS, Point, number
 from holdfast.adapters.transformers_save import TrainerFiles
+from holdfast.engine.saving import Files
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
-from holdfast.saving import Files
 from holdfast.staging.images import BytesImage
 
 RUN_FILE = "holdfast-trainer.json"

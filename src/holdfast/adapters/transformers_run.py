@@ -24,7 +24,7 @@ from holdfast.adapters.transformers_resume import Start, choose, download_folder
 from holdfast.adapters.transformers_save import TRAINER_STATE, TrainerFiles
 from holdfast.adapters.transformers_watch import FinishedBefore, Watch
 from holdfast.config import Settings
-from holdfast.engine import Engine
+from holdfast.engine.engine import Engine
 from holdfast.errors import Preempted
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.store.manifest import Manifest, checkpoint_name

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from holdfast.saving import Adopted, Part, Pending
+from holdfast.engine.saving import Adopted, Part, Pending
 from holdfast.staging.images import TensorImage
 from holdfast.staging.pages import Pages, Range, whole_pages
 from holdfast.staging.threads import Shared

@@ -32,9 +32,9 @@ from typing import Any, Protocol
 from holdfast.agree import Agreement, BoardLostError, BoardSilentError, Call, Decision
 from holdfast.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from holdfast.config import Every, Settings
+from holdfast.engine.saving import MARGIN_S, Files, Save, Saver
 from holdfast.errors import Preempted, StoreError
 from holdfast.notice.base import Notice, NoticeSource
-from holdfast.saving import MARGIN_S, Files, Save, Saver
 from holdfast.store.manifest import Manifest
 
 log = logging.getLogger("holdfast")
