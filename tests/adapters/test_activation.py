@@ -332,7 +332,7 @@ def test_a_run_of_the_script_itself_keeps_the_adapters_still(tmp_path: Path) -> 
     import torch
 
     import holdfast
-    from holdfast.adapters.claim import claimed_by
+    from holdfast.runtime.ownership import claimed_by
 
     model = torch.nn.Linear(2, 2)
     with holdfast.Run(tmp_path / "run", model=model):

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.adapters import keras_callbacks, keras_seeds
-from holdfast.adapters.claim import claim
 from holdfast.adapters.keras_fit import Mode
 from holdfast.adapters.keras_hooks import FitHooks
 from holdfast.adapters.keras_run import KerasRun, seeds_in
 from holdfast.base.run_directory import default_location
 from holdfast.config import Settings, parse_bool
 from holdfast.errors import HoldfastError
+from holdfast.runtime.ownership import claim
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import whole
 

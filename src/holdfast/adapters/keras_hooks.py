@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from holdfast.adapters.keras_fit import Fit, Mode
-from holdfast.adapters.session import Place
 from holdfast.config import Settings
+from holdfast.runtime.session import Place
 
 Train = Callable[["FitHooks", Callable[..., Any], Any, dict[str, Any]], Any]
 

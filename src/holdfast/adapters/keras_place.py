@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.adapters.session import Place
 from holdfast.agree import Board, BoardLostError, LocalBoard
+from holdfast.runtime.session import Place
 
 _PROBE_S = 0.3
 """A key that is there is had within this time."""

@@ -19,19 +19,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.adapters import keras_exchange
-from holdfast.adapters.host import Host
 from holdfast.adapters.keras_box import StepBox
 from holdfast.adapters.keras_fit import Fit, Framework, Mode, numbers
 from holdfast.adapters.keras_images import BufferImage, read_tree, tree_image
 from holdfast.adapters.keras_kept import KeptState
 from holdfast.adapters.keras_seeds import Seeds
-from holdfast.adapters.session import Place
-from holdfast.adapters.surroundings import surroundings
 from holdfast.config import Settings
 from holdfast.engine.saving import Adopted, Files
 from holdfast.errors import CheckpointCorruptError, Preempted
 from holdfast.notice import SignalSource
 from holdfast.progress import Progress
+from holdfast.runtime.environment import surroundings
+from holdfast.runtime.host import Host
+from holdfast.runtime.session import Place
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.manifest import FileEntry
 from holdfast.store.pipeline import Image, read_checked

@@ -20,8 +20,8 @@ from holdfast.adapters.keras_fit import Fit, Mode, shadow
 from holdfast.adapters.keras_hooks import FitHooks
 from holdfast.adapters.keras_kept import EXCHANGED
 from holdfast.adapters.keras_place import local_reads, place_of
-from holdfast.adapters.session import Place
 from holdfast.config import Settings
+from holdfast.runtime.session import Place
 
 log = logging.getLogger("holdfast")
 

@@ -18,9 +18,9 @@ from holdfast.adapters import keras_seeds, keras_tensorflow
 from holdfast.adapters.keras_data import EpochData, watch_evaluation
 from holdfast.adapters.keras_fit import Fit, Mode, shadow
 from holdfast.adapters.keras_hooks import FitHooks, Train
-from holdfast.adapters.session import Place
 from holdfast.agree import LocalBoard
 from holdfast.config import Settings
+from holdfast.runtime.session import Place
 
 
 class Keras3:

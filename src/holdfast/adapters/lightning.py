@@ -29,11 +29,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.adapters.claim import claim
 from holdfast.adapters.lightning_data import shielded
 from holdfast.adapters.lightning_fit import Fit, why_not
 from holdfast.config import Settings
 from holdfast.errors import Preempted, StateError
+from holdfast.runtime.ownership import claim
 
 log = logging.getLogger("holdfast")
 

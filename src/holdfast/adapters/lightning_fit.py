@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from holdfast.adapters import rng
-from holdfast.adapters.host import Host
 from holdfast.adapters.lightning_data import Pass
 from holdfast.adapters.lightning_loop import CHECKPOINT, RUN, Steps
 from holdfast.adapters.lightning_state import put_averages, put_logged, put_metric_states
@@ -23,6 +22,7 @@ from holdfast.config import Settings
 from holdfast.errors import Preempted, StateError, StoreError
 from holdfast.progress import Progress
 from holdfast.recorder.blackbox import BlackBox
+from holdfast.runtime.host import Host
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.pipeline import read_checked
 

@@ -27,11 +27,11 @@ from holdfast.adapters.lightning_state import (
     metric_states,
 )
 from holdfast.adapters.loop import Loop, _record_of
-from holdfast.adapters.session import Place
 from holdfast.adapters.state import Objects, rank_file, total_bytes, tree_image
 from holdfast.engine.saving import Files
 from holdfast.recorder.blackbox import BlackBox, Record
 from holdfast.recorder.boxes import BOUNDARY
+from holdfast.runtime.session import Place
 
 CHECKPOINT = "lightning.ckpt"
 RUN = "run.safetensors"

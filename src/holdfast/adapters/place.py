@@ -6,9 +6,9 @@ import os
 
 import torch.distributed as dist
 
-from holdfast.adapters.session import Place
 from holdfast.agree import LocalBoard
 from holdfast.errors import ConfigError
+from holdfast.runtime.session import Place
 
 _runs = 0
 

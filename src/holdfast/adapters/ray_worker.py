@@ -6,7 +6,7 @@ raise, nor may the process end (both are failures, charged to ``max_failures``).
 preempted, with a deadline that is over, and waits: Ray starts the workers anew, at once and without a charge.
 
 Whatever trains in the worker finds its settings in the environment, and what surrounds it in
-:mod:`holdfast.adapters.surroundings`: a plain loop, which is followed from here, or a framework that has an
+:mod:`holdfast.runtime.environment`: a plain loop, which is followed from here, or a framework that has an
 adapter of its own.
 """
 
@@ -31,11 +31,11 @@ from holdfast.adapters.ray_drain import DrainSource, draining
 from holdfast.adapters.ray_marker import Marker, leave_marker, remove_marker
 from holdfast.adapters.ray_reports import Reporting, note_reports
 from holdfast.adapters.ray_storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
-from holdfast.adapters.surroundings import Surroundings, surround
 from holdfast.config import Settings
 from holdfast.engine.engine import Engine, State
 from holdfast.errors import HoldfastError, Preempted, StoreError
 from holdfast.notice import Notice, NoticeSource, SignalSource
+from holdfast.runtime.environment import Surroundings, surround
 
 if TYPE_CHECKING:
     from holdfast.adapters.replay import Follower

@@ -23,9 +23,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.adapters import rng
-from holdfast.adapters.claim import tell_no_more, tell_of_claims
 from holdfast.adapters.codec import encode
-from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.replay_birth import Birth
 from holdfast.adapters.replay_events import Events
@@ -35,13 +33,15 @@ from holdfast.adapters.replay_resume import Replay
 from holdfast.adapters.replay_seen import Reading, Seen
 from holdfast.adapters.replay_trace import AFTER, astray
 from holdfast.adapters.restore import Contents
-from holdfast.adapters.session import Place
 from holdfast.adapters.state import _has_state
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
 from holdfast.progress import Progress
 from holdfast.recorder.blackbox import BlackBox
+from holdfast.runtime.host import Host
+from holdfast.runtime.ownership import tell_no_more, tell_of_claims
+from holdfast.runtime.session import Place
 from holdfast.store.checkpoints import Checkpoint
 
 log = logging.getLogger("holdfast")

@@ -14,15 +14,15 @@ from typing import Any, NoReturn
 import torch
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
-from holdfast.adapters.claim import _claims
-from holdfast.adapters.host import Host
 from holdfast.adapters.replay_loop import Followed, Pass
 from holdfast.adapters.replay_objects import Registry
 from holdfast.adapters.replay_passes import Watched
 from holdfast.adapters.replay_resume import Replay
 from holdfast.adapters.replay_trace import AFTER, BEFORE, Trace
-from holdfast.adapters.surroundings import surroundings
 from holdfast.errors import Preempted, StateError
+from holdfast.runtime.environment import surroundings
+from holdfast.runtime.host import Host
+from holdfast.runtime.ownership import _claims
 
 log = logging.getLogger("holdfast")
 

@@ -24,13 +24,13 @@ from holdfast.adapters.replay_frames import Frames, Noted, addresses, content_of
 from holdfast.adapters.replay_objects import Registry
 from holdfast.adapters.replay_seen import Seen, read_mirror
 from holdfast.adapters.replay_trace import AFTER, Trace, table_of
-from holdfast.adapters.session import Place
 from holdfast.adapters.state import Objects, rank_file, read_tree, tree_image, write_tree
 from holdfast.config import Settings
 from holdfast.engine.saving import Files
 from holdfast.errors import StateError
 from holdfast.recorder.blackbox import BlackBox, Record, read_box
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
+from holdfast.runtime.session import Place
 from holdfast.staging.images import TensorImage
 
 _ABSENT = object()

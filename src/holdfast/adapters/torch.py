@@ -27,10 +27,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.adapters import rng
-from holdfast.adapters.claim import claim
 from holdfast.adapters.data import Batches
 from holdfast.adapters.data_workers import Stamped
-from holdfast.adapters.host import Host
 from holdfast.adapters.loop import Loop
 from holdfast.adapters.place import torch_place, torch_rank
 from holdfast.adapters.restore import Contents, restore
@@ -39,6 +37,8 @@ from holdfast.config import Settings
 from holdfast.errors import Preempted
 from holdfast.progress import Progress
 from holdfast.recorder.blackbox import BlackBox
+from holdfast.runtime.host import Host
+from holdfast.runtime.ownership import claim
 from holdfast.store.checkpoints import Checkpoint
 
 log = logging.getLogger("holdfast")

@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from _holdfast_startup import ENABLED, switch
-from holdfast.adapters.claim import claim
 from holdfast.config import Settings
+from holdfast.runtime.ownership import claim
 from holdfast.store.base import SENTINEL
 
 log = logging.getLogger("holdfast")

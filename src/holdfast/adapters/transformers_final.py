@@ -18,8 +18,8 @@ from typing import Any
 
 import xxhash
 
-from holdfast.adapters.session import Session
 from holdfast.errors import StateError, StoreError
+from holdfast.runtime.session import Session
 from holdfast.store import Backend
 from holdfast.store.manifest import FileEntry, Manifest
 

@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.adapters.session import Session
 from holdfast.adapters.transformers_resume import Start, download
 from holdfast.config import Settings, settings_table
 from holdfast.engine.saving import Saver
 from holdfast.errors import StoreError
+from holdfast.runtime.session import Session
 from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint, open_checkpoint, retain, whole
 from holdfast.store.local import LocalBackend

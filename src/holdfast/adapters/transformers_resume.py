@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.adapters.host import Host
 from holdfast.adapters.state import read_tree
 from holdfast.adapters.transformers_loop import RUN_FILE, rank_file, read_run
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, StoreError
+from holdfast.runtime.host import Host
 from holdfast.store import MANIFEST, SENTINEL, Backend
 from holdfast.store.checkpoints import Checkpoint, whole
 from holdfast.store.local import LocalBackend

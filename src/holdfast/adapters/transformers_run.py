@@ -13,7 +13,6 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from holdfast.adapters.host import Host
 from holdfast.adapters.place import torch_place
 from holdfast.adapters.transformers_feed import calm
 from holdfast.adapters.transformers_final import write_final
@@ -27,6 +26,7 @@ from holdfast.config import Settings
 from holdfast.engine.engine import Engine
 from holdfast.errors import Preempted
 from holdfast.recorder.blackbox import BlackBox
+from holdfast.runtime.host import Host
 from holdfast.store.manifest import Manifest, checkpoint_name
 
 log = logging.getLogger("holdfast")

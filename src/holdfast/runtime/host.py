@@ -17,8 +17,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.adapters.session import Load, Place, Session, announce, open_session, resume, withdraw
-from holdfast.adapters.surroundings import surroundings
 from holdfast.agree import Agreement, BoundedBoard
 from holdfast.base.run_directory import JOURNAL
 from holdfast.config import Settings
@@ -27,6 +25,8 @@ from holdfast.engine.reporter import Reporter
 from holdfast.engine.saving import Saver
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
 from holdfast.progress import Checkpointing, Progress, ProgressFile, read_journal
+from holdfast.runtime.environment import surroundings
+from holdfast.runtime.session import Load, Place, Session, announce, open_session, resume, withdraw
 from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint
 
