@@ -239,11 +239,11 @@ class Saves:
     """The save of a run of one process: what the engine does at a boundary, without the engine."""
 
     def __init__(self, folder: str, model: Any, optimizer: Any, *, incremental: bool = False) -> None:
-        from holdfast.adapters.loop import Loop
-        from holdfast.adapters.state import Objects
         from holdfast.engine.saving import Saver
         from holdfast.recorder.blackbox import BlackBox
         from holdfast.store.local import LocalBackend
+        from holdfast.torch.loop import Loop
+        from holdfast.torch.state import Objects
 
         self.backend = LocalBackend(folder)
         self.saver = Saver(

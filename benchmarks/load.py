@@ -17,9 +17,9 @@ LIMIT = 1.3
 
 
 def measure(bench: Bench) -> list[Row]:
-    from holdfast.adapters.restore import restore
-    from holdfast.adapters.state import Objects
     from holdfast.store.checkpoints import whole
+    from holdfast.torch.restore import restore
+    from holdfast.torch.state import Objects
 
     saves = Saves(bench.path("load"), *transformer(bench.size))
     saves.write()

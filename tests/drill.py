@@ -297,7 +297,7 @@ def serve(fd: int) -> None:
     with contextlib.suppress(ImportError):
         import torchdata.stateful_dataloader  # noqa: F401
 
-    import holdfast.adapters.torch  # noqa: F401
+    import holdfast.torch.run  # noqa: F401
 
     torch.set_num_threads(1)
     channel = socket.socket(fileno=fd)

@@ -20,8 +20,8 @@ from holdfast.errors import (
 
 if TYPE_CHECKING:
     from holdfast.adapters.replay_track import track
-    from holdfast.adapters.torch import Run
     from holdfast.notice import listen
+    from holdfast.torch.run import Run
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "Run":
         try:
-            from holdfast.adapters.torch import Run
+            from holdfast.torch.run import Run
         except ModuleNotFoundError as error:
             if error.name in ("torch", "numpy", "safetensors"):
                 raise MissingExtraError(error.name, "torch", "holdfast.Run") from error

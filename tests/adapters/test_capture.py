@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.adapters.capture import FileImage, archive, capturing, images
 from holdfast.staging.arena import Arena
 from holdfast.store.pipeline import ChunkPool
+from holdfast.torch.capture import FileImage, archive, capturing, images
 
 
 def content(image) -> bytes:

@@ -13,9 +13,9 @@ import torch
 from ray.train.torch.train_loop_utils import _WrappedDataLoader
 from torch.utils.data import DataLoader, Dataset
 
-from holdfast.adapters import rng
 from holdfast.adapters.ray_loader import Prefetching
-from holdfast.adapters.state import read_tree, write_tree
+from holdfast.torch import rng
+from holdfast.torch.state import read_tree, write_tree
 
 
 class Noisy(Dataset[Any]):

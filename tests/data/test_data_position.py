@@ -45,10 +45,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from holdfast.adapters import rng
-from holdfast.adapters.data import Batches
-from holdfast.adapters.data_workers import Stamped
 from holdfast.errors import StateError
+from holdfast.torch import rng
+from holdfast.torch.data.batches import Batches
+from holdfast.torch.data.workers import Stamped
 
 SIZE = 22
 BATCHES = 11

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.adapters import rng
 from holdfast.recorder import blackbox, boxes
 from holdfast.recorder.blackbox import BlackBox, read_box
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
+from holdfast.torch import rng
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from holdfast.adapters.codec import decode, encode
-from holdfast.adapters.state import Objects, read_tree, write_tree
 from holdfast.errors import StateError
+from holdfast.torch.codec import decode, encode
+from holdfast.torch.state import Objects, read_tree, write_tree
 
 LEAVES = (
     st.none()

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.adapters import unchanged
-from holdfast.adapters.loop import Loop
-from holdfast.adapters.restore import Contents, restore
-from holdfast.adapters.state import Objects
 from holdfast.engine.saving import Save, Saver
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.staging.images import flat_bytes
 from holdfast.staging.pages import PAGE, Pages, whole_pages
 from holdfast.store.checkpoints import whole
 from holdfast.store.local import LocalBackend
+from holdfast.torch import unchanged
+from holdfast.torch.loop import Loop
+from holdfast.torch.restore import Contents, restore
+from holdfast.torch.state import Objects
 
 
 class _Journal:

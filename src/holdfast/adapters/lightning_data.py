@@ -1,7 +1,7 @@
 """The data of a Lightning fit: passes over its loaders that another process can continue.
 
 Lightning combines the loaders of a fit into one iterator and makes it anew for each epoch. Here the loaders inside it
-are replaced by ones that are iterated through :class:`~holdfast.adapters.data.Batches`. The combination itself, with
+are replaced by ones that are iterated through :class:`~holdfast.torch.data.batches.Batches`. The combination itself, with
 its cycling and its limits, stays Lightning's.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from holdfast.adapters.data import Batches
-from holdfast.adapters.data_workers import shield, workers_born_shielded
+from holdfast.torch.data.batches import Batches
+from holdfast.torch.data.workers import shield, workers_born_shielded
 
 Spot = tuple[int, list[bool] | None, dict[str, Batches]]
 """Batches that were combined so far, which loaders had been used up by then, and what was open."""

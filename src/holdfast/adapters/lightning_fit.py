@@ -11,12 +11,9 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
 from holdfast.adapters.lightning_data import Pass
 from holdfast.adapters.lightning_loop import CHECKPOINT, RUN, Steps
 from holdfast.adapters.lightning_state import put_averages, put_logged, put_metric_states
-from holdfast.adapters.place import torch_place
-from holdfast.adapters.state import Objects, rank_file, read_tree
 from holdfast.base.run_directory import default_location
 from holdfast.config import Settings
 from holdfast.errors import Preempted, StateError, StoreError
@@ -25,6 +22,9 @@ from holdfast.recorder.blackbox import BlackBox
 from holdfast.runtime.host import Host
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.pipeline import read_checked
+from holdfast.torch import rng
+from holdfast.torch.ranks import torch_place
+from holdfast.torch.state import Objects, rank_file, read_tree
 
 log = logging.getLogger("holdfast")
 

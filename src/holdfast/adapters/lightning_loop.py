@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
-from holdfast.adapters.capture import _archived
 from holdfast.adapters.lightning_data import Pass, Spot
 from holdfast.adapters.lightning_state import (
     Averages,
@@ -26,12 +24,14 @@ from holdfast.adapters.lightning_state import (
     logged,
     metric_states,
 )
-from holdfast.adapters.loop import Loop, _record_of
-from holdfast.adapters.state import Objects, rank_file, total_bytes, tree_image
 from holdfast.engine.saving import Files
 from holdfast.recorder.blackbox import BlackBox, Record
 from holdfast.recorder.boxes import BOUNDARY
 from holdfast.runtime.session import Place
+from holdfast.torch import rng
+from holdfast.torch.capture import _archived
+from holdfast.torch.loop import Loop, _record_of
+from holdfast.torch.state import Objects, rank_file, total_bytes, tree_image
 
 CHECKPOINT = "lightning.ckpt"
 RUN = "run.safetensors"

@@ -19,8 +19,8 @@ def load(checkpoint: Any, **objects: Any) -> int:
     """
     import torch.distributed as dist
 
-    from holdfast.adapters.restore import Contents
-    from holdfast.adapters.state import Objects
+    from holdfast.torch.restore import Contents
+    from holdfast.torch.state import Objects
 
     location, _, name = uri_of(checkpoint).rpartition("/")
     found = open_checkpoint(open_backend(location), name) if name.startswith("checkpoint-") else None

@@ -11,9 +11,10 @@ from typing import Any
 
 from ray.train.torch.train_loop_utils import _WrappedDataLoader
 
-from holdfast.adapters import replay_passes, rng
-from holdfast.adapters.data import Batches, Mark
+from holdfast.adapters import replay_passes
 from holdfast.adapters.replay_loop import fits
+from holdfast.torch import rng
+from holdfast.torch.data.batches import Batches, Mark
 
 log = logging.getLogger("holdfast")
 

@@ -22,9 +22,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from holdfast.adapters import rng
-from holdfast.adapters.codec import encode
-from holdfast.adapters.place import torch_place
 from holdfast.adapters.replay_birth import Birth
 from holdfast.adapters.replay_events import Events
 from holdfast.adapters.replay_hooks import Hooks
@@ -32,8 +29,6 @@ from holdfast.adapters.replay_loop import Followed
 from holdfast.adapters.replay_resume import Replay
 from holdfast.adapters.replay_seen import Reading, Seen
 from holdfast.adapters.replay_trace import AFTER, astray
-from holdfast.adapters.restore import Contents
-from holdfast.adapters.state import _has_state
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
@@ -43,6 +38,11 @@ from holdfast.runtime.host import Host
 from holdfast.runtime.ownership import tell_no_more, tell_of_claims
 from holdfast.runtime.session import Place
 from holdfast.store.checkpoints import Checkpoint
+from holdfast.torch import rng
+from holdfast.torch.codec import encode
+from holdfast.torch.ranks import torch_place
+from holdfast.torch.restore import Contents
+from holdfast.torch.state import _has_state
 
 log = logging.getLogger("holdfast")
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
-from holdfast.adapters.state import read_tree, write_tree
 from holdfast.base.run_directory import ATTEMPT, default_location, home_of
 from holdfast.config import Settings
+from holdfast.torch import rng
+from holdfast.torch.state import read_tree, write_tree
 
 _OF_A_PROCESS = ("python", "numpy")
 """torch's own generator begins with the same seed in every process."""

@@ -16,15 +16,10 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
-from holdfast.adapters.codec import encode
-from holdfast.adapters.data import Batches, _generators
-from holdfast.adapters.loop import Loop, _record_of
 from holdfast.adapters.replay_frames import Frames, Noted, addresses, content_of
 from holdfast.adapters.replay_objects import Registry
 from holdfast.adapters.replay_seen import Seen, read_mirror
 from holdfast.adapters.replay_trace import AFTER, Trace, table_of
-from holdfast.adapters.state import Objects, rank_file, read_tree, tree_image, write_tree
 from holdfast.config import Settings
 from holdfast.engine.saving import Files
 from holdfast.errors import StateError
@@ -32,6 +27,11 @@ from holdfast.recorder.blackbox import BlackBox, Record, read_box
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.runtime.session import Place
 from holdfast.staging.images import TensorImage
+from holdfast.torch import rng
+from holdfast.torch.codec import encode
+from holdfast.torch.data.batches import Batches, _generators
+from holdfast.torch.loop import Loop, _record_of
+from holdfast.torch.state import Objects, rank_file, read_tree, tree_image, write_tree
 
 _ABSENT = object()
 _LARGEST = 256 << 20

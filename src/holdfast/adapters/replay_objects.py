@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.adapters.ddp import GradientOrder
-from holdfast.adapters.state import Objects
+from holdfast.torch.ddp import GradientOrder
+from holdfast.torch.state import Objects
 
 _PRUNE_AT = 4096
 

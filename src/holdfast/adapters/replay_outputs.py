@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.state import unwrap
+from holdfast.torch.state import unwrap
 
 _MOST_ANSWERS = 512
 _SMALL = 1 << 20

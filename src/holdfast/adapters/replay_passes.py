@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from holdfast.adapters.data import Batches
-from holdfast.adapters.data_stateful import is_stateful_dataloader
-from holdfast.adapters.data_workers import loader_like
 from holdfast.adapters.replay_loop import Pass
 from holdfast.adapters.replay_outputs import clone_batch
+from holdfast.torch.data.batches import Batches
+from holdfast.torch.data.stateful import is_stateful_dataloader
+from holdfast.torch.data.workers import loader_like
 
 if TYPE_CHECKING:
     from holdfast.adapters.replay_loop import Followed

@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
-from holdfast.adapters.data import _set_generators
 from holdfast.adapters.replay_birth import Birth
 from holdfast.adapters.replay_loop import VERSION, Followed
 from holdfast.adapters.replay_outputs import Outputs
 from holdfast.adapters.replay_passes import Samples, Watched
 from holdfast.adapters.replay_trace import Recorded, Trace, astray
-from holdfast.adapters.restore import DIED_WITH_IT, Contents
-from holdfast.adapters.state import RUN, Objects, tree_of
 from holdfast.errors import StateError, StoreError
+from holdfast.torch import rng
+from holdfast.torch.data.batches import _set_generators
+from holdfast.torch.restore import DIED_WITH_IT, Contents
+from holdfast.torch.state import RUN, Objects, tree_of
 
 log = logging.getLogger("holdfast")
 

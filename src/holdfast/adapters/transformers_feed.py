@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from holdfast.adapters import rng
-from holdfast.adapters.data import Batches, Mark, position_after
-from holdfast.adapters.data_workers import loader_like
 from holdfast.recorder.blackbox import BlackBox, read_box
 from holdfast.recorder.boxes import BOUNDARY
+from holdfast.torch import rng
+from holdfast.torch.data.batches import Batches, Mark, position_after
+from holdfast.torch.data.workers import loader_like
 
 _OPEN = "_holdfast_open"
 AHEAD = 3

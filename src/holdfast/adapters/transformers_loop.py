@@ -14,10 +14,6 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
-from holdfast.adapters.capture import archive
-from holdfast.adapters.loop import Loop, _record_of
-from holdfast.adapters.state import Objects, total_bytes, tree_image
 from holdfast.adapters.transformers_feed import Feed, FetchLog, calm, fetch_of
 from holdfast.adapters.transformers_loss import Losses, losses_of
 from holdfast.adapters.transformers_point import FLAGS, Point, number
@@ -26,6 +22,10 @@ from holdfast.engine.saving import Files
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.staging.images import BytesImage
+from holdfast.torch import rng
+from holdfast.torch.capture import archive
+from holdfast.torch.loop import Loop, _record_of
+from holdfast.torch.state import Objects, total_bytes, tree_image
 
 RUN_FILE = "holdfast-trainer.json"
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from holdfast.adapters.loop import Loop
 from holdfast.progress import Progress
 from holdfast.runtime.host import Host
+from holdfast.torch.loop import Loop
 
 _HELD_OUT = ("eval", "val", "test")
 _NO_TRAINING = ("eval", "val", "test", "aux", "best")

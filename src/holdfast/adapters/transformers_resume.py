@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.adapters.state import read_tree
 from holdfast.adapters.transformers_loop import RUN_FILE, rank_file, read_run
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, StoreError
@@ -34,6 +33,7 @@ from holdfast.store.checkpoints import Checkpoint, whole
 from holdfast.store.local import LocalBackend
 from holdfast.store.manifest import FileEntry, step_of
 from holdfast.store.pipeline import read_checked
+from holdfast.torch.state import read_tree
 
 log = logging.getLogger("holdfast")
 

@@ -13,7 +13,6 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from holdfast.adapters.place import torch_place
 from holdfast.adapters.transformers_feed import calm
 from holdfast.adapters.transformers_final import write_final
 from holdfast.adapters.transformers_keep import Keeper, output_of
@@ -28,6 +27,7 @@ from holdfast.errors import Preempted
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.runtime.host import Host
 from holdfast.store.manifest import Manifest, checkpoint_name
+from holdfast.torch.ranks import torch_place
 
 log = logging.getLogger("holdfast")
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.capture import Captured, capturing, images
 from holdfast.adapters.transformers_point import Point
 from holdfast.staging.arena import Arena
+from holdfast.torch.capture import Captured, capturing, images
 
 TRAINER_STATE = "trainer_state.json"
 _MISSING = object()

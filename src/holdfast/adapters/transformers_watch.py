@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from transformers import trainer as trainer_module
 from transformers.trainer_callback import TrainerCallback
 
-from holdfast.adapters import rng
-from holdfast.adapters.data import Batches
 from holdfast.adapters.transformers_feed import AHEAD, Feed, Feeder, FetchLog, shield_workers
 from holdfast.adapters.transformers_keep import finished_at
+from holdfast.torch import rng
+from holdfast.torch.data.batches import Batches
 
 if TYPE_CHECKING:
     from holdfast.adapters.transformers_run import Attempt

@@ -47,10 +47,10 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
-from holdfast.adapters import rng
-from holdfast.adapters.data_stateful import StandIn, has_state, is_stateful_dataloader
-from holdfast.adapters.data_workers import Line, RandomState, Stamped, discard, keep, kept, replaced, shut_down
 from holdfast.errors import StateError
+from holdfast.torch import rng
+from holdfast.torch.data.stateful import StandIn, has_state, is_stateful_dataloader
+from holdfast.torch.data.workers import Line, RandomState, Stamped, discard, keep, kept, replaced, shut_down
 
 logger = logging.getLogger(__name__)
 

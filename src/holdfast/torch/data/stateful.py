@@ -22,7 +22,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
-from holdfast.adapters.data_workers import (
+from holdfast.torch.data.workers import (
     MapShell,
     RandomState,
     WorkerSide,

@@ -11,10 +11,6 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import rng
-from holdfast.adapters.data import Batches
-from holdfast.adapters.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
-from holdfast.adapters.unchanged import Comparison, Memory
 from holdfast.engine.engine import Engine
 from holdfast.engine.saving import Adopted, Files, Saver
 from holdfast.recorder.blackbox import BlackBox, Record, read_box
@@ -23,6 +19,10 @@ from holdfast.recorder.buffers import KeptBuffers, read_kept
 from holdfast.staging.arena import Arena
 from holdfast.staging.images import TensorImage
 from holdfast.store.manifest import Manifest
+from holdfast.torch import rng
+from holdfast.torch.data.batches import Batches
+from holdfast.torch.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
+from holdfast.torch.unchanged import Comparison, Memory
 
 Place = tuple[int, int, dict[str, Batches]]
 

@@ -26,13 +26,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.adapters import rng
-from holdfast.adapters.data import Batches
-from holdfast.adapters.data_workers import Stamped
-from holdfast.adapters.loop import Loop
-from holdfast.adapters.place import torch_place, torch_rank
-from holdfast.adapters.restore import Contents, restore
-from holdfast.adapters.state import Objects
 from holdfast.config import Settings
 from holdfast.errors import Preempted
 from holdfast.progress import Progress
@@ -40,6 +33,13 @@ from holdfast.recorder.blackbox import BlackBox
 from holdfast.runtime.host import Host
 from holdfast.runtime.ownership import claim
 from holdfast.store.checkpoints import Checkpoint
+from holdfast.torch import rng
+from holdfast.torch.data.batches import Batches
+from holdfast.torch.data.workers import Stamped
+from holdfast.torch.loop import Loop
+from holdfast.torch.ranks import torch_place, torch_rank
+from holdfast.torch.restore import Contents, restore
+from holdfast.torch.state import Objects
 
 log = logging.getLogger("holdfast")
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters import sharded
-from holdfast.adapters.codec import decode, encode
-from holdfast.adapters.ddp import GradientOrder
 from holdfast.errors import StateError
 from holdfast.staging.images import METADATA, BytesImage, TensorImage, flat_bytes, parse
+from holdfast.torch import sharded
+from holdfast.torch.codec import decode, encode
+from holdfast.torch.ddp import GradientOrder
 
 RUN = "run.safetensors"
 GROUP_BYTES = 64 << 20

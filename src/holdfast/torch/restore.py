@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.state import Objects, rank_file, tree_of
 from holdfast.base.host_memory import fresh_memory
 from holdfast.errors import CheckpointCorruptError
 from holdfast.staging.images import parse
@@ -21,6 +20,7 @@ from holdfast.store.checkpoints import Checkpoint
 from holdfast.store.local import LocalBackend
 from holdfast.store.manifest import FileEntry
 from holdfast.store.pipeline import read_checked
+from holdfast.torch.state import Objects, rank_file, tree_of
 
 log = logging.getLogger("holdfast")
 
