@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers_drill as drill
 
-from holdfast.adapters.transformers_final import write_final
+from holdfast.adapters.transformers.final import write_final
 from holdfast.base.run_directory import home_of
 from holdfast.store import Backend, open_backend
 

@@ -186,10 +186,10 @@ def serve(fd: int, holdfast_on: bool) -> None:
     from transformers import Trainer, TrainingArguments  # noqa: F401
 
     if holdfast_on:
-        import holdfast.adapters.transformers
-        import holdfast.adapters.transformers_run
+        import holdfast.adapters.transformers.patches
+        import holdfast.adapters.transformers.run
 
-        holdfast.adapters.transformers.install(sys.modules["transformers.trainer"])
+        holdfast.adapters.transformers.patches.install(sys.modules["transformers.trainer"])
     torch.set_num_threads(1)
     channel = socket.socket(fileno=fd)
     file = channel.makefile("rw")

@@ -1,7 +1,7 @@
 """``transformers.Trainer``, and trainers made from it such as TRL's: safe without a change to the script.
 
 :func:`install` patches as little as possible for good: ``Trainer.train``, which hands over to
-:mod:`holdfast.adapters.transformers_run` where holdfast is switched on; the handler of ``enable_jit_checkpoint``,
+:mod:`holdfast.adapters.transformers.run` where holdfast is switched on; the handler of ``enable_jit_checkpoint``,
 which holdfast takes over; and ``get_last_checkpoint``, which must not name a checkpoint that is not whole. Everything
 else is set on the Trainer in question, for the time that it trains.
 """
@@ -56,7 +56,7 @@ def install(module: ModuleType) -> None:
                 log.warning("holdfast does not look after this training: %s", problem)
                 _give_back(self)
                 return plain()
-            from holdfast.adapters.transformers_run import Attempt
+            from holdfast.adapters.transformers.run import Attempt
 
             attempt = Attempt(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
             return attempt.run(lambda path: original(self, path, trial, ignore_keys_for_eval, **more))
@@ -83,7 +83,7 @@ def _cannot(trainer: Any, trial: Any) -> str | None:
         return "DeepSpeed keeps the state to itself"
     if getattr(trainer, "is_fsdp_xla_enabled", False) or "torch_xla" in sys.modules:
         return "it runs on XLA"
-    from holdfast.adapters.transformers_watch import NEEDED
+    from holdfast.adapters.transformers.watch import NEEDED
 
     missing = [name for name in NEEDED if not hasattr(trainer, name)]
     if missing:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.adapters.transformers_loop import RUN_FILE, rank_file, read_run
+from holdfast.adapters.transformers.loop import RUN_FILE, rank_file, read_run
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, StoreError
 from holdfast.runtime.host import Host

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.transformers_feed import Feed, FetchLog, calm, fetch_of
-from holdfast.adapters.transformers_loss import Losses, losses_of
-from holdfast.adapters.transformers_point import FLAGS, Point, number
-from holdfast.adapters.transformers_save import TrainerFiles
+from holdfast.adapters.transformers.feed import Feed, FetchLog, calm, fetch_of
+from holdfast.adapters.transformers.loss import Losses, losses_of
+from holdfast.adapters.transformers.point import FLAGS, Point, number
+from holdfast.adapters.transformers.save import TrainerFiles
 from holdfast.engine.saving import Files
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT

@@ -13,14 +13,14 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_utils import TrainOutput
 
-from holdfast.adapters.transformers_feed import calm
-from holdfast.adapters.transformers_final import write_final
-from holdfast.adapters.transformers_keep import Keeper, output_of
-from holdfast.adapters.transformers_loop import TrainerLoop
-from holdfast.adapters.transformers_progress import look
-from holdfast.adapters.transformers_resume import Start, choose, download_folder, set_aside
-from holdfast.adapters.transformers_save import TRAINER_STATE, TrainerFiles
-from holdfast.adapters.transformers_watch import FinishedBefore, Watch
+from holdfast.adapters.transformers.feed import calm
+from holdfast.adapters.transformers.final import write_final
+from holdfast.adapters.transformers.loop import TrainerLoop
+from holdfast.adapters.transformers.progress import look
+from holdfast.adapters.transformers.resume import Start, choose, download_folder, set_aside
+from holdfast.adapters.transformers.retention import Keeper, output_of
+from holdfast.adapters.transformers.save import TRAINER_STATE, TrainerFiles
+from holdfast.adapters.transformers.watch import FinishedBefore, Watch
 from holdfast.config import Settings
 from holdfast.engine.engine import Engine
 from holdfast.errors import Preempted

@@ -4,7 +4,7 @@ The Trainer believes that it saves into a folder of its own. Tensors stay where 
 are picked up from that folder, and what a save at this moment must not do is left out: talking to other ranks, who
 may be anywhere, uploading, and deleting old checkpoints.
 
-The files describe a :class:`~holdfast.adapters.transformers_point.Point`, which may lie a little in the past: the
+The files describe a :class:`~holdfast.adapters.transformers.point.Point`, which may lie a little in the past: the
 evaluation of a step may be under way, or the next step.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.transformers_point import Point
+from holdfast.adapters.transformers.point import Point
 from holdfast.staging.arena import Arena
 from holdfast.torch.capture import Captured, capturing, images
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from transformers import trainer as trainer_module
 from transformers.trainer_callback import TrainerCallback
 
-from holdfast.adapters.transformers_feed import AHEAD, Feed, Feeder, FetchLog, shield_workers
-from holdfast.adapters.transformers_keep import finished_at
+from holdfast.adapters.transformers.feed import AHEAD, Feed, Feeder, FetchLog, shield_workers
+from holdfast.adapters.transformers.retention import finished_at
 from holdfast.torch import rng
 from holdfast.torch.data.batches import Batches
 
 if TYPE_CHECKING:
-    from holdfast.adapters.transformers_run import Attempt
+    from holdfast.adapters.transformers.run import Attempt
 
 log = logging.getLogger("holdfast")
 

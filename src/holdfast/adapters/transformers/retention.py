@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.adapters.transformers_resume import Start, download
+from holdfast.adapters.transformers.resume import Start, download
 from holdfast.config import Settings, settings_table
 from holdfast.engine.saving import Saver
 from holdfast.errors import StoreError

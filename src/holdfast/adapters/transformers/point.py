@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from holdfast.adapters.transformers_feed import Feed
+from holdfast.adapters.transformers.feed import Feed
 from holdfast.torch.data.batches import Mark
 
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
