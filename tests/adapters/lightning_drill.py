@@ -78,7 +78,7 @@ def run_rank(job: Job, rank: int, port: int) -> None:
 
 def _await_attention(limit_s: float = 20.0) -> None:
     """Until holdfast has heard of it: where it is heard decides what is saved."""
-    from holdfast.adapters import lightning
+    from holdfast.adapters.lightning import patches as lightning
 
     until = time.monotonic() + limit_s
     while lightning._current.host.engine.next_stop and time.monotonic() < until:

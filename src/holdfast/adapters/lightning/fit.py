@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.lightning_data import Pass
-from holdfast.adapters.lightning_loop import CHECKPOINT, RUN, Steps
-from holdfast.adapters.lightning_state import put_averages, put_logged, put_metric_states
+from holdfast.adapters.lightning.data import Pass
+from holdfast.adapters.lightning.loop import CHECKPOINT, RUN, Steps
+from holdfast.adapters.lightning.state import put_averages, put_logged, put_metric_states
 from holdfast.base.run_directory import default_location
 from holdfast.config import Settings
 from holdfast.errors import Preempted, StateError, StoreError

@@ -29,8 +29,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.adapters.lightning_data import shielded
-from holdfast.adapters.lightning_fit import Fit, why_not
+from holdfast.adapters.lightning.data import shielded
+from holdfast.adapters.lightning.fit import Fit, why_not
 from holdfast.config import Settings
 from holdfast.errors import Preempted, StateError
 from holdfast.runtime.ownership import claim

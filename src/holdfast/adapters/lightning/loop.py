@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.lightning_data import Pass, Spot
-from holdfast.adapters.lightning_state import (
+from holdfast.adapters.lightning.data import Pass, Spot
+from holdfast.adapters.lightning.state import (
     Averages,
     Counters,
     as_before_batch_end,
