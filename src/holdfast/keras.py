@@ -10,7 +10,7 @@ for every ``fit`` of a script that is not changed at all: see ``docs/keras.md``.
 
 from __future__ import annotations
 
-from holdfast.adapters.keras import JITCheckpoint, install_into_loaded
+from holdfast.adapters.keras.training import JITCheckpoint, install_into_loaded
 
 install_into_loaded()
 

@@ -42,7 +42,7 @@ class Outcome:
 def serve(fd: int, *modules: str) -> None:
     import importlib
 
-    import holdfast.adapters.keras as adapter
+    import holdfast.adapters.keras.training as adapter
 
     for name in modules:
         importlib.import_module(name)

@@ -211,7 +211,7 @@ def test_an_adapter_that_cannot_be_installed_is_one_warning_and_the_import_succe
 ) -> None:
     code = ADAPTERS_STAND_IN + (
         "def fail(module): raise RuntimeError('no such thing')\n"
-        "sys.modules['holdfast.adapters.keras'].install = fail\n"
+        "sys.modules['holdfast.adapters.keras.training'].install = fail\n"
         "import importlib, keras; importlib.reload(keras); print(keras.value)"
     )
     done = installed.run(code, path=frameworks, HOLDFAST_ENABLED="1")

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from holdfast.adapters import keras_kept, keras_random
+from holdfast.adapters.keras import kept as keras_kept
+from holdfast.adapters.keras import random as keras_random
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapters.keras_images import encode
+from holdfast.adapters.keras.images import encode
 from holdfast.errors import StateError
 
 _OF_THE_LOOP = frozenset({"model", "_model", "params", "validation_data", "_supports_tf_logs", "_chief_worker_only"})

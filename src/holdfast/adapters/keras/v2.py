@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapters import keras_exchange, keras_random, keras_seeds, keras_tensorflow
-from holdfast.adapters.keras_data import EpochHooks
-from holdfast.adapters.keras_fit import Fit, Mode, shadow
-from holdfast.adapters.keras_hooks import FitHooks
-from holdfast.adapters.keras_kept import EXCHANGED
-from holdfast.adapters.keras_place import local_reads, place_of
+from holdfast.adapters.keras import exchange as keras_exchange
+from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras import seeds as keras_seeds
+from holdfast.adapters.keras import tensorflow as keras_tensorflow
+from holdfast.adapters.keras.data import EpochHooks
+from holdfast.adapters.keras.fit import Fit, Mode, shadow
+from holdfast.adapters.keras.hooks import FitHooks
+from holdfast.adapters.keras.kept import EXCHANGED
+from holdfast.adapters.keras.ranks import local_reads, place_of
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
 

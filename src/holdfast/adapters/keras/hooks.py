@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from holdfast.adapters.keras_fit import Fit, Mode
+from holdfast.adapters.keras.fit import Fit, Mode
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
 

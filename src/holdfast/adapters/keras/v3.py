@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapters import keras_seeds, keras_tensorflow
-from holdfast.adapters.keras_data import EpochData, watch_evaluation
-from holdfast.adapters.keras_fit import Fit, Mode, shadow
-from holdfast.adapters.keras_hooks import FitHooks, Train
+from holdfast.adapters.keras import seeds as keras_seeds
+from holdfast.adapters.keras import tensorflow as keras_tensorflow
+from holdfast.adapters.keras.data import EpochData, watch_evaluation
+from holdfast.adapters.keras.fit import Fit, Mode, shadow
+from holdfast.adapters.keras.hooks import FitHooks, Train
 from holdfast.agree import LocalBoard
 from holdfast.config import Settings
 from holdfast.runtime.session import Place

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast.adapters import keras_random
-from holdfast.adapters.keras_tensorflow import RANDOM_OPS
+from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras.tensorflow import RANDOM_OPS
 
 
 class Seeds:

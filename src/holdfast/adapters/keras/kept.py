@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.adapters import keras_random, keras_tensorflow
-from holdfast.adapters.keras_images import read_tree, write_tree
+from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras import tensorflow as keras_tensorflow
+from holdfast.adapters.keras.images import read_tree, write_tree
 
 EXCHANGED = "exchanged"
 """The variable that tells whether a step may have changed the weights."""

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.adapters import keras_callbacks, keras_seeds
-from holdfast.adapters.keras_fit import Mode
-from holdfast.adapters.keras_hooks import FitHooks
-from holdfast.adapters.keras_run import KerasRun, seeds_in
+from holdfast.adapters.keras import callbacks as keras_callbacks
+from holdfast.adapters.keras import seeds as keras_seeds
+from holdfast.adapters.keras.fit import Mode
+from holdfast.adapters.keras.hooks import FitHooks
+from holdfast.adapters.keras.run import KerasRun, seeds_in
 from holdfast.base.run_directory import default_location
 from holdfast.config import Settings, parse_bool
 from holdfast.errors import HoldfastError
@@ -67,11 +68,11 @@ def install(module: Any) -> None:
         return
     hooks: FitHooks
     if module.__name__.split(".")[0] == "tf_keras":
-        from holdfast.adapters.keras_v2 import Hooks as Hooks2
+        from holdfast.adapters.keras.v2 import Hooks as Hooks2
 
         hooks = Hooks2(module, train)
     else:
-        from holdfast.adapters.keras_v3 import Hooks as Hooks3
+        from holdfast.adapters.keras.v3 import Hooks as Hooks3
 
         hooks = Hooks3(module, train)
     _installed[id(module)] = hooks

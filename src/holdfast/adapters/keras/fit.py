@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from holdfast.adapters import keras_callbacks, keras_random
+from holdfast.adapters.keras import callbacks as keras_callbacks
+from holdfast.adapters.keras import random as keras_random
 from holdfast.errors import StateError
 
 if TYPE_CHECKING:
-    from holdfast.adapters.keras_run import KerasRun
-    from holdfast.adapters.keras_seeds import Seeds
+    from holdfast.adapters.keras.run import KerasRun
+    from holdfast.adapters.keras.seeds import Seeds
 
 log = logging.getLogger("holdfast")
 

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast.adapters import keras_random
-from holdfast.adapters.keras_fit import Fit
+from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras.fit import Fit
 
 
 class EpochData:

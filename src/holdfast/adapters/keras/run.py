@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.adapters import keras_exchange
-from holdfast.adapters.keras_box import StepBox
-from holdfast.adapters.keras_fit import Fit, Framework, Mode, numbers
-from holdfast.adapters.keras_images import BufferImage, read_tree, tree_image
-from holdfast.adapters.keras_kept import KeptState
-from holdfast.adapters.keras_seeds import Seeds
+from holdfast.adapters.keras import exchange as keras_exchange
+from holdfast.adapters.keras.box import StepBox
+from holdfast.adapters.keras.fit import Fit, Framework, Mode, numbers
+from holdfast.adapters.keras.images import BufferImage, read_tree, tree_image
+from holdfast.adapters.keras.kept import KeptState
+from holdfast.adapters.keras.seeds import Seeds
 from holdfast.config import Settings
 from holdfast.engine.saving import Adopted, Files
 from holdfast.errors import CheckpointCorruptError, Preempted
