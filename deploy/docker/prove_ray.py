@@ -17,7 +17,7 @@ from typing import Any
 
 ENABLED = "RAY_TRAIN_JIT_CHECKPOINT_ENABLED"
 KILL_WAIT = "RAY_TRAIN_JIT_CHECKPOINT_KILL_WAIT"
-CALLBACK = "holdfast.adapters.ray.JITCheckpointCallback"
+CALLBACK = "holdfast.adapters.ray.callback.JITCheckpointCallback"
 OURS = ("HOLDFAST_", "RAY_TRAIN_", "CHECKPOINT_")
 
 
@@ -80,7 +80,7 @@ def config() -> None:
     """``JITCheckpointConfig``: its fields and defaults, and a run config that takes it."""
     import ray.train
 
-    from holdfast.adapters.ray import check_version
+    from holdfast.adapters.ray.callback import check_version
     from holdfast.ray import JITCheckpointCallback, JITCheckpointConfig, RunConfig
 
     check_version()
@@ -121,7 +121,7 @@ def constants() -> None:
 def environment() -> None:
     """The two variables are read, win over the config, and wrong values are refused by name."""
     from _holdfast_startup import acts
-    from holdfast.adapters.ray import JITCheckpointConfig, is_enabled
+    from holdfast.adapters.ray.callback import JITCheckpointConfig, is_enabled
     from holdfast.config import Settings
 
     for text, expected in (("1", True), ("TRUE", True), ("0", False), ("False", False)):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import ray.train
 
-from holdfast.adapters.ray import JITCheckpointCallback, JITCheckpointConfig, install
-from holdfast.adapters.ray_load import load
+from holdfast.adapters.ray.callback import JITCheckpointCallback, JITCheckpointConfig, install
+from holdfast.adapters.ray.load import load
 
 install(ray.train)
 RunConfig = ray.train.RunConfig

@@ -297,7 +297,7 @@ def test_ray_is_told_of_the_callback_beside_those_of_the_user(installed: Environ
     code = ADAPTERS_STAND_IN + (
         "import importlib, os, ray.train\nimportlib.reload(ray.train)\nresult = os.environ.get('RAY_TRAIN_CALLBACKS')"
     )
-    ours = "holdfast.adapters.ray.JITCheckpointCallback"
+    ours = "holdfast.adapters.ray.callback.JITCheckpointCallback"
     on = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "1"}
     assert installed.result(code, path=frameworks) is None
     assert installed.result(code, path=frameworks, **on) == ours

@@ -13,8 +13,8 @@ ray = pytest.importorskip("ray")
 
 import ray.train  # noqa: E402, F811
 
-import holdfast.adapters.ray as adapter  # noqa: E402
-from holdfast.adapters.ray_drain import DrainSource  # noqa: E402
+import holdfast.adapters.ray.callback as adapter  # noqa: E402
+from holdfast.adapters.ray.drain import DrainSource  # noqa: E402
 from holdfast.errors import ConfigError, HoldfastError  # noqa: E402
 from holdfast.notice import Notice  # noqa: E402
 from holdfast.ray import JITCheckpointCallback, JITCheckpointConfig, RunConfig  # noqa: E402
@@ -84,7 +84,7 @@ def test_a_wrong_variable_is_an_error_on_the_driver_that_names_it(
     """Through Ray's own way of building callbacks, which turns a ValueError into another message."""
     from ray.train.v2._internal.callbacks.env_callback import _initialize_env_callbacks
 
-    monkeypatch.setenv("RAY_TRAIN_CALLBACKS", "holdfast.adapters.ray.JITCheckpointCallback")
+    monkeypatch.setenv("RAY_TRAIN_CALLBACKS", "holdfast.adapters.ray.callback.JITCheckpointCallback")
     monkeypatch.setenv(name, value)
     with pytest.raises(HoldfastError, match=f"{name}='{value}' .*{accepted}"):
         _initialize_env_callbacks()

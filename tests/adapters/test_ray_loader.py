@@ -13,7 +13,7 @@ import torch
 from ray.train.torch.train_loop_utils import _WrappedDataLoader
 from torch.utils.data import DataLoader, Dataset
 
-from holdfast.adapters.ray_loader import Prefetching
+from holdfast.adapters.ray.loader import Prefetching
 from holdfast.torch import rng
 from holdfast.torch.state import read_tree, write_tree
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from cli_checkpoints import make_checkpoint
 from ray.train import Checkpoint, RunConfig
 
-from holdfast.adapters.ray_storage import Note, Origin, Reports, choose_origin, is_unnamed, location_of, run_id_of
+from holdfast.adapters.ray.storage import Note, Origin, Reports, choose_origin, is_unnamed, location_of, run_id_of
 from holdfast.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ray_cluster import Cluster, Job, wait_for
 
 from checks import assert_whole
-from holdfast.adapters.ray_marker import markers
+from holdfast.adapters.ray.marker import markers
 from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

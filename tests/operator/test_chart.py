@@ -755,10 +755,10 @@ def test_the_proof_fails_where_the_package_is_not_there() -> None:
 def test_the_proof_fails_where_a_part_is_broken() -> None:
     pytest.importorskip("ray", reason="pip install 'holdfast[ray]'")
     broken = f"""
-import runpy, holdfast.adapters.ray, holdfast.adapters.registry
+import runpy, holdfast.adapters.ray.callback, holdfast.adapters.registry
 holdfast.adapters.registry._RAY_CALLBACK = "elsewhere"
-holdfast.adapters.ray.is_enabled = lambda environ, config: True
-holdfast.adapters.ray.JITCheckpointConfig.__init__.__defaults__ = (False, 4.0)
+holdfast.adapters.ray.callback.is_enabled = lambda environ, config: True
+holdfast.adapters.ray.callback.JITCheckpointConfig.__init__.__defaults__ = (False, 4.0)
 runpy.run_path({str(DOCKER / "prove_ray.py")!r}, run_name="__main__")
 """
     done = subprocess.run(

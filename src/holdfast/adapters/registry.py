@@ -15,7 +15,7 @@ from typing import Any
 from _holdfast_startup import ENABLED, RAY_ENABLED, TRIGGERS, acts
 
 _RAY_CALLBACKS = "RAY_TRAIN_CALLBACKS"
-_RAY_CALLBACK = "holdfast.adapters.ray.JITCheckpointCallback"
+_RAY_CALLBACK = "holdfast.adapters.ray.callback.JITCheckpointCallback"
 
 
 @dataclass(frozen=True, slots=True)

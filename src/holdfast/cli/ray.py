@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from holdfast.adapters.ray_marker import markers
+from holdfast.adapters.ray.marker import markers
 from holdfast.base.clock import Deadline
 from holdfast.errors import ConfigError
 from holdfast.launch.control import NotLiveError

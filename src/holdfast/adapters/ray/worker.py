@@ -27,10 +27,10 @@ from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 from ray.train.v2.api.preemption import PreemptionInfo
 
 from holdfast.adapters import registry
-from holdfast.adapters.ray_drain import DrainSource, draining
-from holdfast.adapters.ray_marker import Marker, leave_marker, remove_marker
-from holdfast.adapters.ray_reports import Reporting, note_reports
-from holdfast.adapters.ray_storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
+from holdfast.adapters.ray.drain import DrainSource, draining
+from holdfast.adapters.ray.marker import Marker, leave_marker, remove_marker
+from holdfast.adapters.ray.reports import Reporting, note_reports
+from holdfast.adapters.ray.storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
 from holdfast.config import Settings
 from holdfast.engine.engine import Engine, State
 from holdfast.errors import HoldfastError, Preempted, StoreError
@@ -100,7 +100,7 @@ class Worker:
         framework = getattr(self.context.train_run_context.backend_config, "framework", None)
         if framework.value != "torch" if framework is not None else "torch" not in sys.modules:
             return None
-        from holdfast.adapters.ray_loader import know_rays_loaders
+        from holdfast.adapters.ray.loader import know_rays_loaders
         from holdfast.adapters.replay import Follower
 
         know_rays_loaders()

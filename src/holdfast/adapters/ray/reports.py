@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
 
-from holdfast.adapters.ray_storage import Note
+from holdfast.adapters.ray.storage import Note
 
 if TYPE_CHECKING:
-    from holdfast.adapters.ray_worker import Worker
+    from holdfast.adapters.ray.worker import Worker
 
 log = logging.getLogger("holdfast")
 

@@ -1,7 +1,7 @@
 """Ray Train: workers save just in time, and Ray starts them anew without spending ``max_failures``.
 
 On the driver, Ray builds :class:`JITCheckpointCallback` since ``RAY_TRAIN_CALLBACKS`` names it, and sends it to
-every worker; so the environment of the driver alone decides. In the worker, :mod:`holdfast.adapters.ray_worker`
+every worker; so the environment of the driver alone decides. In the worker, :mod:`holdfast.adapters.ray.worker`
 does the rest.
 """
 
@@ -73,7 +73,7 @@ class JITCheckpointCallback(WorkerGroupCallback, WorkerCallback):  # type: ignor
     def after_init_train_context(self) -> None:
         if self.variables is None or self._is_superseded():
             return
-        from holdfast.adapters.ray_worker import Worker
+        from holdfast.adapters.ray.worker import Worker
 
         self._worker = Worker(self.variables, restarted=self.groups > 1)
         self._worker.begin()

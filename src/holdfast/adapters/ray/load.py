@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.adapters.ray_storage import uri_of
+from holdfast.adapters.ray.storage import uri_of
 from holdfast.errors import CheckpointNotFoundError
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import open_checkpoint
