@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from holdfast.adapters.replay import Follower
+from holdfast.adapters.replay.follower import Follower
 from holdfast.config import Settings
 
 

@@ -19,7 +19,7 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.adapters.replay_track import track
+    from holdfast.adapters.replay.track import track
     from holdfast.notice import listen
     from holdfast.torch.run import Run
 
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
             raise
         return Run
     if name == "track":
-        from holdfast.adapters.replay_track import track
+        from holdfast.adapters.replay.track import track
 
         return track
     if name == "listen":

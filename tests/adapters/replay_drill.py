@@ -63,9 +63,9 @@ def train(request: dict, rank: int) -> None:
     if request["faults"]:
         _inject(request, rank)
     if os.environ["HOLDFAST_ENABLED"] != "0":
-        import holdfast.adapters.replay
+        import holdfast.adapters.replay.follower
 
-        holdfast.adapters.replay.install(torch)
+        holdfast.adapters.replay.follower.install(torch)
     path = HERE / "scripts" / f"{request['script']}.py"
     sys.argv = [str(path), *request["options"]]
     runpy.run_path(str(path), run_name="__main__")
@@ -149,8 +149,8 @@ def serve(fd: int) -> None:
         import accelerate
         import accelerate.utils  # noqa: F401
 
-    import holdfast.adapters.replay
-    import holdfast.adapters.replay_script  # noqa: F401
+    import holdfast.adapters.replay.follower
+    import holdfast.adapters.replay.script  # noqa: F401
 
     torch.set_num_threads(1)
     channel = socket.socket(fileno=fd)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from holdfast.adapters import replay_seen
-from holdfast.adapters.replay_seen import Seen
+from holdfast.adapters.replay import reads as replay_seen
+from holdfast.adapters.replay.reads import Seen
 from holdfast.errors import StateError
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from ray.train.torch.train_loop_utils import _WrappedDataLoader
 
-from holdfast.adapters import replay_passes
-from holdfast.adapters.replay_loop import fits
+from holdfast.adapters.replay import passes as replay_passes
+from holdfast.adapters.replay.loop import fits
 from holdfast.torch import rng
 from holdfast.torch.data.batches import Batches, Mark
 

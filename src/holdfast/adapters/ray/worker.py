@@ -38,7 +38,7 @@ from holdfast.notice import Notice, NoticeSource, SignalSource
 from holdfast.runtime.environment import Surroundings, surround
 
 if TYPE_CHECKING:
-    from holdfast.adapters.replay import Follower
+    from holdfast.adapters.replay.follower import Follower
 
 log = logging.getLogger("holdfast")
 
@@ -101,7 +101,7 @@ class Worker:
         if framework.value != "torch" if framework is not None else "torch" not in sys.modules:
             return None
         from holdfast.adapters.ray.loader import know_rays_loaders
-        from holdfast.adapters.replay import Follower
+        from holdfast.adapters.replay.follower import Follower
 
         know_rays_loaders()
         return Follower(self.settings, on_preempted=self._preempted, name="ray")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from holdfast.adapters.replay_loop import Pass
-from holdfast.adapters.replay_outputs import clone_batch
+from holdfast.adapters.replay.loop import Pass
+from holdfast.adapters.replay.outputs import clone_batch
 from holdfast.torch.data.batches import Batches
 from holdfast.torch.data.stateful import is_stateful_dataloader
 from holdfast.torch.data.workers import loader_like
 
 if TYPE_CHECKING:
-    from holdfast.adapters.replay_loop import Followed
-    from holdfast.adapters.replay_trace import Trace
+    from holdfast.adapters.replay.loop import Followed
+    from holdfast.adapters.replay.trace import Trace
 
 _VIEW = "_holdfast_view"
 

@@ -35,7 +35,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STEP = f"{_TORCH}optim/optimizer.py"
 """It holds what ``optimizer.step(closure)`` is about to return."""
 
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _SKIPPED = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType, FrameType)
 _MACHINERY = {"_parameters", "_buffers", "_modules"}
 """Attributes of a module that a checkpoint holds anyway."""

@@ -26,7 +26,7 @@ def track(value: T) -> T:
     and restored in place; to be called once for each. Any other value (numbers, text, arrays, tensors, and lists of
     them) is kept each time this line runs, and a replay returns the one of that time.
     """
-    replay = sys.modules.get("holdfast.adapters.replay")
+    replay = sys.modules.get("holdfast.adapters.replay.follower")
     follower = replay.current() if replay is not None else None
     if follower is None:
         return value

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any, NoReturn
 
-from holdfast.adapters import replay
+from holdfast.adapters.replay import follower as replay
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError
 

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 import torch
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
-from holdfast.adapters.replay_loop import Followed, Pass
-from holdfast.adapters.replay_objects import Registry
-from holdfast.adapters.replay_passes import Watched
-from holdfast.adapters.replay_resume import Replay
-from holdfast.adapters.replay_trace import AFTER, BEFORE, Trace
+from holdfast.adapters.replay.loop import Followed, Pass
+from holdfast.adapters.replay.objects import Registry
+from holdfast.adapters.replay.passes import Watched
+from holdfast.adapters.replay.resume import Replay
+from holdfast.adapters.replay.trace import AFTER, BEFORE, Trace
 from holdfast.errors import Preempted, StateError
 from holdfast.runtime.environment import surroundings
 from holdfast.runtime.host import Host

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.replay_birth import Birth
-from holdfast.adapters.replay_loop import VERSION, Followed
-from holdfast.adapters.replay_outputs import Outputs
-from holdfast.adapters.replay_passes import Samples, Watched
-from holdfast.adapters.replay_trace import Recorded, Trace, astray
+from holdfast.adapters.replay.loop import VERSION, Followed
+from holdfast.adapters.replay.outputs import Outputs
+from holdfast.adapters.replay.passes import Samples, Watched
+from holdfast.adapters.replay.provenance import Birth
+from holdfast.adapters.replay.trace import Recorded, Trace, astray
 from holdfast.errors import StateError, StoreError
 from holdfast.torch import rng
 from holdfast.torch.data.batches import _set_generators

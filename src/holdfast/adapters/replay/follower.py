@@ -22,13 +22,13 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from holdfast.adapters.replay_birth import Birth
-from holdfast.adapters.replay_events import Events
-from holdfast.adapters.replay_hooks import Hooks
-from holdfast.adapters.replay_loop import Followed
-from holdfast.adapters.replay_resume import Replay
-from holdfast.adapters.replay_seen import Reading, Seen
-from holdfast.adapters.replay_trace import AFTER, astray
+from holdfast.adapters.replay.events import Events
+from holdfast.adapters.replay.hooks import Hooks
+from holdfast.adapters.replay.loop import Followed
+from holdfast.adapters.replay.provenance import Birth
+from holdfast.adapters.replay.reads import Reading, Seen
+from holdfast.adapters.replay.resume import Replay
+from holdfast.adapters.replay.trace import AFTER, astray
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
@@ -325,6 +325,6 @@ class Follower(Events):
 
 def install(module: ModuleType) -> None:
     """Follow this process's script if nobody else does."""
-    from holdfast.adapters.replay_script import follow_script
+    from holdfast.adapters.replay.script import follow_script
 
     follow_script()

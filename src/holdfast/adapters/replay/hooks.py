@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from holdfast.adapters.replay_passes import KINDS
+from holdfast.adapters.replay.passes import KINDS
 
 _SCHEDULERS = (
     lr_scheduler.LRScheduler,

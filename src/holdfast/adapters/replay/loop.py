@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.replay_frames import Frames, Noted, addresses, content_of
-from holdfast.adapters.replay_objects import Registry
-from holdfast.adapters.replay_seen import Seen, read_mirror
-from holdfast.adapters.replay_trace import AFTER, Trace, table_of
+from holdfast.adapters.replay.frames import Frames, Noted, addresses, content_of
+from holdfast.adapters.replay.objects import Registry
+from holdfast.adapters.replay.reads import Seen, read_mirror
+from holdfast.adapters.replay.trace import AFTER, Trace, table_of
 from holdfast.config import Settings
 from holdfast.engine.saving import Files
 from holdfast.errors import StateError

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.replay_trace import astray
+from holdfast.adapters.replay.trace import astray
 from holdfast.errors import StateError
 
 log = logging.getLogger("holdfast")
@@ -35,7 +35,7 @@ LIMIT = 64 << 20
 """Bytes of arrays and lists that are kept. What comes after is unknown to a replay."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _REPLAYED = tuple(
     _TORCH + part for part in ("nn/modules/module.py", "nn/parallel/", "optim/", "utils/data/", "autograd/", "amp/")
 )
