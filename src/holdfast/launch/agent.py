@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 
-from holdfast.elastic import be_patient
+from holdfast.adapters.torchrun.limits import be_patient
 
 LEASH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "leash.py")
 

@@ -12,8 +12,8 @@ import functools
 import signal
 from typing import Any
 
+from holdfast.adapters.torchrun.limits import be_patient
 from holdfast.config import Settings
-from holdfast.elastic import be_patient
 
 
 def install(api: Any) -> None:
