@@ -36,8 +36,8 @@ from kubernetes_asyncio import client
 from kubernetes_asyncio.config import kube_config
 
 from holdfast.operator.cluster import Cluster
-from holdfast.operator.controller import SOONEST_S, WORKERS
 from holdfast.operator.names import AUDIENCE, JOBSET_NAME_LABEL, MANAGED, TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS
+from holdfast.operator.reconcile.controller import SOONEST_S, WORKERS
 
 NAMESPACE, NODE, SYSTEM = "default", "no-kubelet", "holdfast-system"
 PUSH_S = 10.0

@@ -23,8 +23,8 @@ from holdfast.kubeflow import PeriodicCheckpointConfig, TransformersTrainer, car
 from holdfast.kubeflow.payload import carried_by
 from holdfast.kubeflow.records import LIST
 from holdfast.kubeflow.submit import SDK_MANAGER, check, completed, submit
+from holdfast.operator.admission.trainjob import secured
 from holdfast.operator.names import CHECKPOINTING, MANAGER
-from holdfast.operator.trainjob import secured
 
 
 def train():

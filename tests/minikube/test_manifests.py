@@ -209,7 +209,7 @@ def test_one_head_and_two_workers_with_the_ports_that_people_use(render: Callabl
 
 def test_holdfast_is_on_with_its_operator_and_without(render: Callable[..., Objects]) -> None:
     """The manifests hold what the operator would put in: it has nothing to add."""
-    from holdfast.operator.ray import secured, warnings
+    from holdfast.operator.admission.ray import secured, warnings
 
     cluster = cluster_of(render())
     assert cluster["metadata"]["annotations"]["ray.io/jit-checkpoint-enabled"] == "true"

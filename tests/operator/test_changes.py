@@ -26,10 +26,13 @@ from kubernetes_asyncio.leaderelection.electionconfig import Config
 from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
 
 from holdfast.config import parse_every
-from holdfast.operator import admission, app, certificates, controller, jobset, pods, ray, schema, status, trainjob
+from holdfast.operator import app, certificates, schema
+from holdfast.operator.admission import jobset, pods, ray, trainjob
+from holdfast.operator.admission import review as admission
 from holdfast.operator.cluster import FileNotReadError, PodReadError, PodSilentError
-from holdfast.operator.controller import Controller
 from holdfast.operator.names import CHECKPOINTING, INJECTED, MANAGED, MANAGER, PROGRESS, RAY_ENABLED, RAY_KILL_WAIT
+from holdfast.operator.reconcile import controller, status
+from holdfast.operator.reconcile.controller import Controller
 from holdfast.operator.spec import Checkpointing, SpecError, from_annotations, parse
 from holdfast.progress import parse_progress
 

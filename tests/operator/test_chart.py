@@ -450,7 +450,7 @@ def webhooks(objects: Objects) -> dict[str, dict[str, Any]]:
 
 def test_there_is_one_webhook_for_each_handler_of_the_operator(default: Objects) -> None:
     pytest.importorskip("kopf", reason="pip install 'holdfast[kubernetes]'")
-    from holdfast.operator.admission import WEBHOOKS
+    from holdfast.operator.admission.review import WEBHOOKS
 
     expected = {
         f"/{path}-{operation.lower()}": (group, version, plural, operation)

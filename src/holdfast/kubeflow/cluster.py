@@ -17,8 +17,8 @@ from holdfast.errors import HoldfastError, JobNotFoundError, MissingExtraError, 
 from holdfast.kubeflow import jobs
 from holdfast.kubeflow.jobs import Progress, UnreachableError
 from holdfast.kubeflow.records import LIST, is_on
+from holdfast.operator.admission.trainjob import asked_by
 from holdfast.operator.names import CONTAINER, INDEX_LABEL, JOBSET_NAME_LABEL, PROGRESS, QUEUE_LABEL
-from holdfast.operator.trainjob import asked_by
 from holdfast.progress import ProgressFileError, parse_progress
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import rows_of

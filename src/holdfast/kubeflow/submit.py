@@ -23,9 +23,9 @@ from kubernetes.client import ApiException
 from holdfast.errors import ConfigError
 from holdfast.kubeflow import carried
 from holdfast.kubeflow.trainer import TransformersTrainer, take_over
+from holdfast.operator.admission.trainjob import secured
 from holdfast.operator.names import CHECKPOINTING, CONTAINER, DOMAIN, QUEUE_LABEL
 from holdfast.operator.spec import parse
-from holdfast.operator.trainjob import secured
 
 SDK_MANAGER = f"{DOMAIN}/sdk"
 """Who wrote a part of ``spec.runtimePatches`` here."""

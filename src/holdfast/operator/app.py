@@ -24,10 +24,13 @@ from kubernetes_asyncio.leaderelection.electionconfig import Config
 from kubernetes_asyncio.leaderelection.leaderelection import LeaderElection
 from kubernetes_asyncio.leaderelection.resourcelock.leaselock import LeaseLock
 
-from holdfast.operator import admission, certificates, crd, pods, push
+from holdfast.operator import certificates, crd
+from holdfast.operator.admission import pods
+from holdfast.operator.admission import review as admission
 from holdfast.operator.cluster import Cluster
-from holdfast.operator.controller import Controller
 from holdfast.operator.names import JOBSET_GROUP, JOBSET_VERSION, JOBSETS, TRAINER_GROUP, TRAINER_VERSION, TRAINJOBS
+from holdfast.operator.reconcile import push
+from holdfast.operator.reconcile.controller import Controller
 
 log = logging.getLogger("holdfast.operator")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from holdfast.operator import pods
+from holdfast.operator.admission import pods
 from holdfast.operator.names import CHECKPOINTING, CONTAINER, EXIT_CODE, JOB_NAME_LABEL, JOBSET_NAME_LABEL, MANAGED
 from holdfast.operator.spec import Checkpointing, SpecError, from_annotations
 

@@ -22,7 +22,8 @@ from typing import Any
 from kubernetes_asyncio.client.exceptions import ApiException
 
 from holdfast.errors import ConfigError
-from holdfast.operator import jobset, status
+from holdfast.operator.admission import jobset
+from holdfast.operator.admission.trainjob import asked_by, is_secured
 from holdfast.operator.cluster import Cluster, FileNotReadError, PodReadError, PodSilentError, plain
 from holdfast.operator.names import (
     INDEX_LABEL,
@@ -37,8 +38,8 @@ from holdfast.operator.names import (
     TRAINER_VERSION,
     TRAINJOBS,
 )
+from holdfast.operator.reconcile import status
 from holdfast.operator.spec import Checkpointing, Volume, from_annotations
-from holdfast.operator.trainjob import asked_by, is_secured
 from holdfast.progress import ProgressFileError, parse_progress
 
 log = logging.getLogger("holdfast.operator")

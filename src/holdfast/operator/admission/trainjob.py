@@ -7,8 +7,8 @@ import copy
 import json
 from typing import Any
 
-from holdfast.operator import pods
-from holdfast.operator.jobset import run_id
+from holdfast.operator.admission import pods
+from holdfast.operator.admission.jobset import run_id
 from holdfast.operator.names import CHECKPOINTING, CONTAINER, MANAGED, MANAGER
 from holdfast.operator.spec import Checkpointing, SpecError, from_annotations, parse
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
-from holdfast.operator import jobset, pods, ray, trainjob
+from holdfast.operator.admission import jobset, pods, ray, trainjob
 from holdfast.operator.names import (
     JOBSET_GROUP,
     JOBSET_VERSION,

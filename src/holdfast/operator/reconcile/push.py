@@ -19,7 +19,7 @@ from aiohttp import web
 from kubernetes_asyncio.client.exceptions import ApiException
 
 from holdfast.operator.cluster import Cluster
-from holdfast.operator.controller import Controller
+from holdfast.operator.reconcile.controller import Controller
 from holdfast.progress import MAX_BYTES
 
 log = logging.getLogger("holdfast.operator")
