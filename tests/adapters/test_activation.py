@@ -45,7 +45,7 @@ ADAPTERS_STAND_IN = """
 import sys, types
 installed = []
 for name in ("transformers", "lightning", "keras", "ray", "replay", "torchrun"):
-    adapter = types.ModuleType(f"holdfast.adapters.{name}")
+    adapter = types.ModuleType(f"holdfast.adapters.{name}.patches")
     adapter.install = lambda module, name=name: installed.append([name, module.__name__])
     sys.modules[adapter.__name__] = adapter
 """
@@ -211,7 +211,7 @@ def test_an_adapter_that_cannot_be_installed_is_one_warning_and_the_import_succe
 ) -> None:
     code = ADAPTERS_STAND_IN + (
         "def fail(module): raise RuntimeError('no such thing')\n"
-        "sys.modules['holdfast.adapters.keras.training'].install = fail\n"
+        "sys.modules['holdfast.adapters.keras.patches'].install = fail\n"
         "import importlib, keras; importlib.reload(keras); print(keras.value)"
     )
     done = installed.run(code, path=frameworks, HOLDFAST_ENABLED="1")

@@ -498,5 +498,5 @@ def test_a_sitecustomize_of_the_image_still_runs(tmp_path: Path) -> None:
 def test_the_carried_copy_fits_into_a_config_map_and_holds_no_more_than_it_needs() -> None:
     with zipfile.ZipFile(io.BytesIO(carried.archive())) as file:
         names = file.namelist()
-    assert "holdfast/adapters/transformers.py" in names
+    assert "holdfast/adapters/transformers/patches.py" in names
     assert not [name for name in names if "/operator/" in name or "/kubeflow/" in name]

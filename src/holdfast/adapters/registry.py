@@ -23,7 +23,7 @@ class Adapter:
     """A row of the table."""
 
     name: str
-    """Of its module, ``holdfast.adapters.<name>``."""
+    """Of its package, ``holdfast.adapters.<name>``."""
     packages: Mapping[str, str]
     """Distributions of the framework, each with the oldest version that is supported; one of them is needed."""
     switches: tuple[str, ...]
@@ -76,7 +76,7 @@ ADAPTERS = (
 
 def install(name: str, module: Any) -> None:
     """Install an adapter into the framework's ``module``, which was just imported."""
-    adapter = importlib.import_module(f"holdfast.adapters.{name}")
+    adapter = importlib.import_module(f"holdfast.adapters.{name}.patches")
     adapter.install(module)
     if name == "ray":
         _register_with_ray()

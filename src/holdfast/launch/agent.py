@@ -19,13 +19,7 @@ import os
 import sys
 
 from holdfast.adapters.torchrun.limits import be_patient
-
-LEASH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "leash.py")
-
-
-def leashed(parent: int, command: list[str]) -> list[str]:
-    """The command line that starts ``command`` so that it gets SIGTERM when ``parent`` dies."""
-    return [sys.executable, "-I", "-S", LEASH, str(parent), *command]
+from holdfast.launch.leash import leashed
 
 
 def main(argv: list[str]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from holdfast.base.clock import Deadline
 from holdfast.launch import procs
-from holdfast.launch.agent import leashed
+from holdfast.launch.leash import leashed
 
 _STRAY_S = 3.0
 """For processes that are no ranks, such as a helper that the script left running."""

@@ -15,6 +15,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def leashed(parent: int, command: list[str]) -> list[str]:
+    """The command line that starts ``command`` so that it gets SIGTERM when ``parent`` dies."""
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(parent), *command]
+
+
 def main() -> None:
     parent, program = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)

@@ -1,8 +1,8 @@
 """The data of a Lightning fit: passes over its loaders that another process can continue.
 
 Lightning combines the loaders of a fit into one iterator and makes it anew for each epoch. Here the loaders inside it
-are replaced by ones that are iterated through :class:`~holdfast.torch.data.batches.Batches`. The combination itself, with
-its cycling and its limits, stays Lightning's.
+are replaced by ones that are iterated through :class:`~holdfast.torch.data.batches.Batches`. The combination itself,
+with its cycling and its limits, stays Lightning's.
 """
 
 from __future__ import annotations
