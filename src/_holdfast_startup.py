@@ -35,6 +35,9 @@ TRIGGERS = {
 started = False
 """Whether ``holdfast.pth`` was read."""
 
+REQUIRE = "require"
+"""Value of ``HOLDFAST_ENABLED`` that refuses to train unprotected."""
+
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _IMPORTLIB = "<frozen importlib._bootstrap_external>"
 _searching: set[tuple[str, int]] = set()
@@ -46,9 +49,17 @@ def switch(name: str, environ: "Mapping[str, str]" = os.environ) -> "bool | None
     text = environ.get(name, "").strip().lower()
     if not text:
         return None
+    if text == REQUIRE and name == ENABLED:
+        return True
     if text not in _TRUE and text not in _FALSE:
-        raise ValueError(f"{name}={environ[name]!r} is not accepted; it must be 1/true/yes/on or 0/false/no/off")
+        more = f", or {REQUIRE}" if name == ENABLED else ""
+        raise ValueError(f"{name}={environ[name]!r} is not accepted; it must be 1/true/yes/on or 0/false/no/off{more}")
     return text in _TRUE
+
+
+def required(environ: "Mapping[str, str]" = os.environ) -> bool:
+    """``HOLDFAST_ENABLED=require``: a run that cannot be protected must not train."""
+    return environ.get(ENABLED, "").strip().lower() == REQUIRE
 
 
 def acts(adapter: str, environ: "Mapping[str, str]" = os.environ) -> bool:
@@ -124,6 +135,8 @@ def _imported(name: str, module: "Any") -> None:
 
         install(TRIGGERS[name], module)
     except Exception as error:
+        if required():
+            raise
         _complain(f"holdfast keeps out of {name}, its adapter failed: {type(error).__name__}: {error}")
 
 

@@ -53,6 +53,14 @@ def parse_bool(value: Any) -> bool:
     raise ValueError("1/true/yes/on or 0/false/no/off")
 
 
+def parse_enabled(value: Any) -> bool:
+    """As :func:`parse_bool`; ``require`` is on too, and refuses to train unprotected."""
+    try:
+        return str(value).strip().lower() == "require" or parse_bool(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or require") from None
+
+
 def parse_duration(value: Any) -> float:
     """Seconds: a number, or text such as ``90s``, ``5m``, ``1h30m``, ``2d``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -201,10 +209,11 @@ class Settings:
 
     enabled: bool = _setting(
         True,
-        parse_bool,
+        parse_enabled,
         "HOLDFAST_ENABLED",
         meaning="`1` switches the adapters on, for any framework, without a change of code. `0` switches everything "
-        "off, whatever else is set: no handler, no thread, no file.",
+        "off, whatever else is set: no handler, no thread, no file. `require` is `1`, and refuses to train what cannot "
+        "be protected.",
         shown_default="on where a script asks for it: `holdfast.Run`, `enable_jit_checkpoint=True`, `holdfast run`",
     )
     ray_enabled: bool = _setting(

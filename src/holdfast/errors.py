@@ -12,6 +12,8 @@
     │   ├── CheckpointExistsError (FileExistsError) a checkpoint of that name is there already
     │   ├── CheckpointNotFoundError (FileNotFoundError)
     │   └── CheckpointCorruptError (ValueError)     bytes differ from the manifest: use an older checkpoint
+    ├── UnprotectedError       (RuntimeError)       HOLDFAST_ENABLED=require, and this run cannot be protected
+    ├── MissingTargetsError    (AttributeError)     a framework lacks names that its patch table needs
     ├── JobNotFoundError       (LookupError)        there is no job of that name
     └── AgreementError         (TimeoutError)       the ranks could not agree in time
 
@@ -65,6 +67,10 @@ class CheckpointNotFoundError(StoreError, FileNotFoundError):
 
 class CheckpointCorruptError(StoreError, ValueError):
     """A checkpoint's bytes are not those that its manifest names."""
+
+
+class UnprotectedError(HoldfastError, RuntimeError):
+    """``HOLDFAST_ENABLED=require`` is set, and this training run cannot be protected. The message says why."""
 
 
 class JobNotFoundError(HoldfastError, LookupError):

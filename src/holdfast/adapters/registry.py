@@ -1,18 +1,24 @@
 """The adapters: what each is for, what it is installed into, and what switches it on. Standard library only.
 
-``install(module)`` of an adapter's module patches the framework. It may be called again: for the same module it changes
-nothing, and after ``importlib.reload`` it patches what is new.
+An adapter is a package with a module ``patches``: ``TABLES`` holds its patch tables, and ``install(module)`` applies
+the one that fits. It may be called again: for the same module it changes nothing, and after ``importlib.reload`` it
+patches what is new. Importing ``patches`` costs the standard library alone.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from _holdfast_startup import ENABLED, RAY_ENABLED, TRIGGERS, acts
+from _holdfast_startup import ENABLED, RAY_ENABLED, TRIGGERS, acts, required
+from holdfast.base.patching import MissingTargetsError, PatchSet
+from holdfast.errors import UnprotectedError
+
+log = logging.getLogger("holdfast")
 
 _RAY_CALLBACKS = "RAY_TRAIN_CALLBACKS"
 _RAY_CALLBACK = "holdfast.adapters.ray.callback.JITCheckpointCallback"
@@ -74,10 +80,29 @@ ADAPTERS = (
 )
 
 
+def tables(name: str) -> tuple[PatchSet, ...]:
+    """What the adapter touches in other libraries, one table for each framework that it fits."""
+    found: tuple[PatchSet, ...] = importlib.import_module(f"holdfast.adapters.{name}.patches").TABLES
+    return found
+
+
 def install(name: str, module: Any) -> None:
-    """Install an adapter into the framework's ``module``, which was just imported."""
-    adapter = importlib.import_module(f"holdfast.adapters.{name}.patches")
-    adapter.install(module)
+    """Install an adapter into the framework's ``module``, which was just imported.
+
+    A framework that lacks names of the adapter's table stays untouched. One warning says so; with
+    ``HOLDFAST_ENABLED=require`` its training function raises UnprotectedError instead.
+    """
+    patches = importlib.import_module(f"holdfast.adapters.{name}.patches")
+    try:
+        patches.install(module)
+    except MissingTargetsError as error:
+        if required():
+            refusal = UnprotectedError(f"{error}. HOLDFAST_ENABLED=require refuses to train unprotected")
+            if error.table.refuse(refusal):
+                return
+            raise refusal from error
+        log.warning("holdfast leaves %s alone, training with it is not protected: %s", error.table.framework, error)
+        return
     if name == "ray":
         _register_with_ray()
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import _holdfast_startup as startup
-from holdfast.adapters.registry import ADAPTERS, Adapter
+from holdfast.adapters.registry import ADAPTERS, Adapter, tables
+from holdfast.base.source_names import Sources
 from holdfast.cli.inspect import all_rows
 from holdfast.cli.output import human_bytes, human_seconds
 from holdfast.config import Settings
@@ -73,6 +74,12 @@ class AdapterState:
     why: str
     installed: dict[str, str]
     """Distributions of its framework that are there, with their versions."""
+    points: dict[str, str]
+    """By distribution, how many of the names that the adapter needs are there, such as ``32 of 32``."""
+    tested: dict[str, str]
+    """By distribution, the oldest and the newest version that the adapter was tested with."""
+    missing: tuple[str, ...] = ()
+    """Names that the adapter needs and that are not there."""
     too_old: str = ""
 
 
@@ -90,9 +97,26 @@ def _look_at(adapter: Adapter, environ: dict[str, str]) -> AdapterState:
         if _numbers(installed[package]) < _numbers(least):
             too_old = f"{package} {installed[package]} is older than {least}"
     acts, why = False, f"needs {' or '.join(adapter.packages)}: pip install 'holdfast[{adapter.extra}]'"
+    points, tested, missing, whole = {}, {}, [], []
+    sources = Sources(sys.path)
+    for table in tables(adapter.name):
+        if table.framework in installed:
+            lacking = [target for target in table.required if sources.defines(target) is False]
+            points[table.framework] = f"{len(table.required) - len(lacking)} of {len(table.required)}"
+            tested[table.framework] = f"{table.oldest} to {table.newest}"
+            missing += lacking
+            whole += [] if lacking else [table.framework]
     if installed:
         acts, why = _switched(adapter, environ)
-    return AdapterState(adapter.name, adapter.description, acts, why, installed, too_old)
+        if missing and len(whole) == 0:
+            acts, why = False, f"{_versions(installed)} lacks {', '.join(missing)}"
+    return AdapterState(
+        adapter.name, adapter.description, acts, why, installed, points, tested, tuple(missing), too_old
+    )
+
+
+def _versions(installed: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in installed.items())
 
 
 def _switched(adapter: Adapter, environ: dict[str, str]) -> tuple[bool, str]:
@@ -128,15 +152,31 @@ def check_adapters(states: list[AdapterState], environ: dict[str, str]) -> Itera
             "install the package with pip into this environment, and start Python without -S and -I",
         )
     for state in states:
-        found = ", ".join(f"{name} {version}" for name, version in state.installed.items()) or "not installed"
-        verdict = "acts" if state.acts else "keeps still"
+        found = "; ".join(_described(state, name) for name in state.installed) or "not installed"
+        verdict = "acts" if state.acts else "inactive"
         told = f"{state.description} ({found}): {verdict}, {state.why}"
-        if state.acts and state.too_old:
+        if state.missing:
+            yield Finding(
+                WARNING,
+                f"adapter {state.name}",
+                told,
+                "training with it is not protected",
+                f"install a tested version ({', '.join(f'{n} {v}' for n, v in state.tested.items())}); "
+                "HOLDFAST_ENABLED=require refuses to train unprotected",
+            )
+        elif state.acts and state.too_old:
             yield Finding(
                 WARNING, f"adapter {state.name}", told, f"{state.too_old}: never tried", "install a newer one"
             )
         else:
             yield Finding(OK, f"adapter {state.name}", told)
+
+
+def _described(state: AdapterState, name: str) -> str:
+    text = f"{name} {state.installed[name]}"
+    if name in state.points:
+        text += f", {state.points[name]} patch points, tested {state.tested[name]}"
+    return text
 
 
 # ---------------------------------------------------------------------- the location

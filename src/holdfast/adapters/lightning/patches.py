@@ -31,10 +31,12 @@ from typing import Any
 
 from holdfast.adapters.lightning.data import shielded
 from holdfast.adapters.lightning.fit import Fit, why_not
+from holdfast.base.patching import PatchSet
 from holdfast.config import Settings
 from holdfast.errors import Preempted, StateError
 from holdfast.runtime.ownership import claim
 
+TABLES: tuple[PatchSet, ...] = ()
 log = logging.getLogger("holdfast")
 
 _MARK = "__holdfast__"

@@ -26,6 +26,7 @@ from ray.train.v2._internal.execution.context import TrainContext, get_train_con
 from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 from ray.train.v2.api.preemption import PreemptionInfo
 
+from _holdfast_startup import required
 from holdfast.adapters import registry
 from holdfast.adapters.ray.drain import DrainSource, draining
 from holdfast.adapters.ray.marker import Marker, leave_marker, remove_marker
@@ -80,7 +81,8 @@ class Worker:
         if self.origin.before:
             self.context.checkpoint = self.reports.checkpoint(self.origin.base or "")
         # Whatever trains in this worker, another framework's adapter perhaps, finds the same settings.
-        os.environ["HOLDFAST_ENABLED"] = "1"
+        if not required():
+            os.environ["HOLDFAST_ENABLED"] = "1"
         os.environ["HOLDFAST_DIR"] = self.origin.location
         os.environ["HOLDFAST_RUN_ID"] = settings.run_id or run_id_of(self.context)
         self._restarted = restarted

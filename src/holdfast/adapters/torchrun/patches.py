@@ -13,7 +13,10 @@ import signal
 from typing import Any
 
 from holdfast.adapters.torchrun.limits import be_patient
+from holdfast.base.patching import PatchSet
 from holdfast.config import Settings
+
+TABLES: tuple[PatchSet, ...] = ()
 
 
 def install(api: Any) -> None:

@@ -19,10 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from _holdfast_startup import ENABLED, switch
+from holdfast.base.patching import PatchSet
 from holdfast.config import Settings
 from holdfast.runtime.ownership import claim
 from holdfast.store.base import SENTINEL
 
+TABLES: tuple[PatchSet, ...] = ()
 log = logging.getLogger("holdfast")
 
 _MARK = "_holdfast"
