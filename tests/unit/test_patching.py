@@ -207,6 +207,20 @@ def test_an_optional_name_that_is_missing_is_passed_over(library: ModuleType) ->
     patches.undo()
 
 
+def test_a_name_of_a_backend_is_needed_only_where_the_backend_is_loaded(library: ModuleType) -> None:
+    patches = table("somelib:Trainer.train")
+    elsewhere = Patch(target="not_imported.anywhere:x", wrap="louder", why="test", loaded=True)
+    patches.patches = (*patches.patches, elsewhere)
+    patches.reads = (Reads("not_imported.anywhere:_y", loaded=True),)
+    assert patches.required == ("somelib:Trainer.train",)
+    assert patches.missing() == []
+    patches.reads = (Reads("somelib:_nothing", loaded=True),)
+    assert patches.required == ("somelib:Trainer.train",)
+    with pytest.raises(MissingTargetsError, match="lacks somelib:_nothing"):
+        patches.apply(WRAPPERS)
+    assert library.Trainer().train(1) == [1]
+
+
 def test_the_function_that_trains_can_refuse(library: ModuleType) -> None:
     patches = table("somelib:Trainer.never")
     assert patches.refuse(RuntimeError("unprotected"))

@@ -79,6 +79,8 @@ class Reads:
     target: str
     """As in :class:`Patch`; for an attribute that only instances have, its class and name."""
     required: bool = True
+    loaded: bool = False
+    """Needed only where its module has been imported already, such as the one of a backend; never import it for this."""
 
 
 @dataclass(slots=True)
@@ -150,9 +152,9 @@ class PatchSet:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The names without which it is not applied."""
-        patched = [patch.target for patch in self.patches if patch.required and not patch.loaded]
-        return tuple(dict.fromkeys([*patched, *(read.target for read in self.reads if read.required)]))
+        """The names without which it is not applied, whatever has been imported."""
+        needed = [one.target for one in (*self.patches, *self.reads) if one.required and not one.loaded]
+        return tuple(dict.fromkeys(needed))
 
     def version(self) -> str | None:
         """Version of the framework that is installed here."""
@@ -161,8 +163,13 @@ class PatchSet:
         return None
 
     def missing(self) -> list[str]:
-        """Required targets that this process cannot find; imports their modules."""
-        return [target for target in self.required if not exists(target)]
+        """Required targets that this process cannot find; imports their modules, but for those that are ``loaded``."""
+        needed = [
+            one.target
+            for one in (*self.patches, *self.reads)
+            if one.required and not (one.loaded and _module_of(one.target) not in sys.modules)
+        ]
+        return [target for target in dict.fromkeys(needed) if not exists(target)]
 
     def renamed(self, framework: str, roots: Mapping[str, str]) -> PatchSet:
         """The same table for a framework that is published under two names. ``roots``: old and new module prefix."""
