@@ -221,6 +221,30 @@ def test_a_name_of_a_backend_is_needed_only_where_the_backend_is_loaded(library:
     assert library.Trainer().train(1) == [1]
 
 
+def test_a_name_of_our_own_is_added_and_removed(library: ModuleType) -> None:
+    class Ours:
+        pass
+
+    patches = table("somelib:Trainer.train")
+    added = Patch(target="somelib:Ours", wrap="ours", why="test", adds=True)
+    patches.patches = (*patches.patches, added)
+    wrappers = SimpleNamespace(louder=louder, ours=lambda there: Ours)
+    assert patches.missing() == []
+    assert patches.targets == patches.required == ("somelib:Trainer.train",)
+    patches.apply(wrappers)
+    patches.apply(wrappers)
+    assert library.Ours is Ours
+    patches.undo()
+    assert not hasattr(library, "Ours")
+
+
+def test_the_interpreter_has_a_table_too() -> None:
+    patches = PatchSet(framework="python", oldest="3.11", newest="3.14", patches=(), reads=(Reads("sys:_getframe"),))
+    assert patches.missing() == []
+    assert patches.version() == ".".join(map(str, sys.version_info[:3]))
+    assert Sources(sys.path).defines("sys:_getframe") is None
+
+
 def test_the_function_that_trains_can_refuse(library: ModuleType) -> None:
     patches = table("somelib:Trainer.never")
     assert patches.refuse(RuntimeError("unprotected"))

@@ -22,6 +22,7 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
+import platform
 import sys
 import threading
 import types
@@ -70,6 +71,9 @@ class Patch:
     direct: bool = False
     """Inside a scope: install the replacement without the guard that silences it afterwards, since it looks at its
     caller's frame. It must itself pass calls through once its scope is over."""
+    adds: bool = False
+    """The name is holdfast's own, beside those of its owner: the framework need not have it, and undoing removes it.
+    ``wrap`` is called with what is there, or None, and returns what is placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Reads:
     """As in :class:`Patch`; for an attribute that only instances have, its class and name."""
     required: bool = True
     loaded: bool = False
-    """Needed only where its module has been imported already, such as the one of a backend; never import it for this."""
+    """Needed only where its module has been imported already, such as that of a backend; never import it for this."""
 
 
 @dataclass(slots=True)
@@ -147,17 +151,20 @@ class PatchSet:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Every name that the table touches, once."""
-        return tuple(dict.fromkeys([*(patch.target for patch in self.patches), *(read.target for read in self.reads)]))
+        """Every name of the framework that the table touches, once."""
+        patched = [patch.target for patch in self.patches if not patch.adds]
+        return tuple(dict.fromkeys([*patched, *(read.target for read in self.reads)]))
 
     @property
     def required(self) -> tuple[str, ...]:
         """The names without which it is not applied, whatever has been imported."""
-        needed = [one.target for one in (*self.patches, *self.reads) if one.required and not one.loaded]
-        return tuple(dict.fromkeys(needed))
+        needed = {one.target for one in (*self.patches, *self.reads) if one.required and not one.loaded}
+        return tuple(target for target in self.targets if target in needed)
 
     def version(self) -> str | None:
-        """Version of the framework that is installed here."""
+        """Version of the framework that is installed here; ``python`` is the interpreter with its library."""
+        if self.framework == "python":
+            return platform.python_version()
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(self.framework)
         return None
@@ -166,7 +173,7 @@ class PatchSet:
         """Required targets that this process cannot find; imports their modules, but for those that are ``loaded``."""
         needed = [
             one.target
-            for one in (*self.patches, *self.reads)
+            for one in (*(patch for patch in self.patches if not patch.adds), *self.reads)
             if one.required and not (one.loaded and _module_of(one.target) not in sys.modules)
         ]
         return [target for target in dict.fromkeys(needed) if not exists(target)]
@@ -247,9 +254,10 @@ class PatchSet:
         chosen = []
         for patch in self.patches:
             if patch.scope == scope and not (patch.loaded and _module_of(patch.target) not in sys.modules):
-                if patch.required and to is None and not exists(patch.target):
+                there = patch.adds or (to is None and exists(patch.target))
+                if patch.required and to is None and not there:
                     raise MissingTargetsError(self, [patch.target])
-                if exists(patch.target) if to is None else hasattr(to, patch.target.rpartition(".")[2]):
+                if there if to is None else hasattr(to, patch.target.rpartition(".")[2]):
                     chosen.append((patch, getattr(wrappers, patch.wrap)))
         applied = Applied()
         try:
@@ -302,7 +310,8 @@ def _owner_of(target: str) -> tuple[Any, str]:
 
 def _place_one(patch: Patch, wrap: Callable[[Any], Any], applied: Applied, *, to: object, thread: int | None) -> None:
     owner, name = (to, patch.target.rpartition(".")[2]) if to is not None else _owner_of(patch.target)
-    current = getattr(owner, name) if to is not None else inspect.getattr_static(owner, name)
+    absent = (None,) if patch.adds else ()
+    current = getattr(owner, name, *absent) if to is not None else inspect.getattr_static(owner, name, *absent)
     kind = type(current) if isinstance(current, staticmethod | classmethod) else None
     original = current.__func__ if kind is not None else current
     if patch.scope == PROCESS and getattr(original, MARK, None) == patch.target:
@@ -312,6 +321,8 @@ def _place_one(patch: Patch, wrap: Callable[[Any], Any], applied: Applied, *, to
         _change(original, wrap, patch, applied)
         return
     replacement = wrap(original)
+    if patch.adds and replacement is original:
+        return
     if inspect.isroutine(original) and callable(replacement) and not isinstance(replacement, type):
         site_guard = patch.scope != PROCESS and to is None and not patch.direct
         site = _Site(owner, name, vars(owner).get(name, _ABSENT), None)

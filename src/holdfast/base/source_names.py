@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 
 _DEPTH = 12
@@ -39,6 +40,8 @@ class Sources:
         return None
 
     def _is_compiled(self, module: str) -> bool:
+        if module in sys.builtin_module_names:
+            return True
         relative = module.replace(".", os.sep)
         for folder in self._folders:
             parent, name = os.path.split(os.path.join(folder, relative))
@@ -82,6 +85,8 @@ class Sources:
                             return True
                         unknown = unknown or answer is None
                     elif (alias.asname or alias.name) == name:
+                        if self._file_of(origin.partition(".")[0]) is None:  # of a package that is not here
+                            return None if rest else True
                         answer = self._has(origin, [alias.name, *rest], depth - 1)
                         if answer is False and not rest and self._file_of(f"{origin}.{alias.name}"):
                             return True
