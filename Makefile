@@ -1,14 +1,4 @@
-# make demo    a training that is preempted, killed and paused, and ends with the same bits
-# make test    all tests (PYTEST_ARGS: more options for pytest)
-# make test-cluster   those of them that need a cluster
-# make lint    ruff, mypy, import-linter
-# make soak    random interruptions of real jobs for MINUTES, then all cases of the tests that make test takes a share of
-# make bench   the numbers, against their targets (BENCH_ARGS, such as --quick)
-# make benchmark   parallel training: one process against Ray's workers, on a local cluster (EPOCHS, BATCH_SIZE, WORKERS,
-#              DATA, IMAGES, PREEMPT_AT; QUICK=1: a few minutes on two cores; RESULTS: the folder; BENCHMARK_ARGS: more)
-# make docs    docs/settings.md from the table of settings
-# make manifests   deploy/manifests from the Helm chart (HELM: the program)
-# make clean   remove what the other targets left, except .venv and results/shared, which Minikube has mounted
+# What a target does stands behind its name below; `make` and `make help` print it.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -28,8 +18,12 @@ READY := $(VENV)/.ready
 # that, each of the many processes here would compile all of torch again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-cluster lint soak bench benchmark docs manifests clean
-.DEFAULT_GOAL := test
+.PHONY: help demo test test-rest test-all test-cluster test-extras lint soak bench benchmark docs manifests clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@echo 'make TARGET [VARIABLE=…]'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # A torch that this machine has already is used, whatever its version: it may be the one that fits its accelerator.
 # Otherwise torch comes first, so that nothing else decides which build of it is taken.
@@ -44,51 +38,61 @@ $(READY): pyproject.toml setup.py
 	@$(RUN) -m pip install --quiet --no-compile --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)
+demo: $(READY) ## a real training run that is preempted, killed and paused, and loses nothing; with a picture
 	$(RUN) examples/demo/demo.py
 
-# Some need a cluster: HOLDFAST_TEST_KUBECONFIG, or a script that makes one; else they are skipped.
+# Some tests need a cluster: HOLDFAST_TEST_KUBECONFIG, or a script that makes one; without, they are skipped.
 CLUSTER := $(abspath $(wildcard ../shared/kube/cluster))
 WITH_CLUSTER := $(if $(CLUSTER),HOLDFAST_TEST_CLUSTER="$${HOLDFAST_TEST_CLUSTER-$(CLUSTER)}")
 
-test: $(READY)
-	$(WITH_CLUSTER) $(RUN) tests/run.py $(PYTEST_ARGS)
+test: $(READY) ## every promise and every adapter once, in about ten minutes; PYTEST_ARGS: options, or names of tests
+	$(WITH_CLUSTER) $(RUN) tests/run.py --part core $(PYTEST_ARGS)
 
-test-cluster: $(READY)
+test-rest: $(READY) ## what make test leaves out
+	$(WITH_CLUSTER) $(RUN) tests/run.py --part rest $(PYTEST_ARGS)
+
+test-all: $(READY) ## all tests, those on a cluster and on Slurm included
+	$(WITH_CLUSTER) $(RUN) tests/run.py --part all $(PYTEST_ARGS)
+
+test-cluster: $(READY) ## the tests that need a Kubernetes cluster
 	$(WITH_CLUSTER) $(RUN) -m pytest --cluster=only $(PYTEST_ARGS)
 
-lint: $(READY)
+test-extras: $(READY) ## the wheel, with each extra alone, in an empty environment; EXTRAS: some of them
+	$(RUN) tests/extras.py $(EXTRAS)
+
+lint: $(READY) ## ruff, mypy, import-linter
 	$(RUN) -m ruff check --no-cache
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-soak: $(READY)
+soak: $(READY) ## MINUTES of random interruptions of real jobs, then every case of every test
 	$(RUN) tests/soak.py --minutes $(MINUTES)
 	$(WITH_CLUSTER) $(RUN) -m pytest --whole -m share $(PYTEST_ARGS)
 
-bench: $(READY)
+bench: $(READY) ## the numbers, against their targets; BENCH_ARGS=--quick
 	$(RUN) benchmarks/run.py $(BENCH_ARGS)
 
 BENCHMARK = examples/parallel-training/benchmark.py
 GIVEN = $(if $($(1)),--$(2) '$($(1))')
 
-benchmark: $(READY)
+# EPOCHS, BATCH_SIZE, WORKERS, DATA, IMAGES, PREEMPT_AT; RESULTS: the folder; BENCHMARK_ARGS: more options.
+benchmark: $(READY) ## parallel training: one process against Ray workers on a local cluster; QUICK=1: a few minutes
 	$(RUN) $(BENCHMARK) --save-path '$(RESULTS)' $(if $(filter-out 0,$(QUICK)),--quick) $(call GIVEN,EPOCHS,epochs) \
 	    $(call GIVEN,BATCH_SIZE,batch-size) $(call GIVEN,WORKERS,workers) $(call GIVEN,DATA,data) \
 	    $(call GIVEN,IMAGES,images) $(call GIVEN,PREEMPT_AT,preempt-at) $(BENCHMARK_ARGS)
 
-docs: $(READY)
+docs: $(READY) ## docs/settings.md, from the table of settings
 	$(RUN) docs/generate.py
 
 RENDER = $(HELM) template holdfast-operator deploy/chart --namespace holdfast-system --kube-version 1.30.0
 
-manifests:
+manifests: ## deploy/manifests, from the Helm chart; HELM: the program
 	@mkdir -p $(MANIFESTS)
 	$(RENDER) --no-hooks --set createNamespace=true > $(MANIFESTS)/operator.yaml
 	$(RENDER) --show-only templates/uninstall.yaml > $(MANIFESTS)/uninstall.yaml
 
-clean:
+clean: ## remove what the other targets left, except .venv and results/shared, which Minikube has mounted
 	rm -rf build dist demo-out holdfast-runs holdfast-bench-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf .import_linter_cache examples/parallel-training/results
 	test ! -d results || find results -mindepth 1 -maxdepth 1 ! -name shared -exec rm -rf {} +

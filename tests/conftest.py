@@ -23,6 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _NUMBERS = itertools.count()
+HERE = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,27 +31,72 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--cluster", choices=["with", "only", "without"], default="with", help="which tests: those on a cluster"
     )
+    parser.addoption("--part", choices=["all", "core", "rest"], default="all", help="core: see core() in this file")
+    parser.addoption("--failures-file", help="append the names of tests that fail to this file")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take one case in n of a test that is marked with ``share(n)``, the first and every n-th after it."""
-    wanted = config.getoption("--cluster")
-    if wanted != "with":
-        others = [item for item in items if ("kube" in getattr(item, "fixturenames", ())) != (wanted == "only")]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
-    if config.getoption("--whole") or any("::" in argument for argument in config.args):
-        return
+    chosen = [item for item in items if _on_wanted_side(config.getoption("--cluster"), item)]
+    if not config.getoption("--whole") and not any("::" in argument for argument in config.args):
+        chosen = shares(chosen)
+    part = config.getoption("--part")
+    if part != "all":
+        among = core(chosen)
+        chosen = [item for item in chosen if (item in among) == (part == "core")]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
+
+
+def _on_wanted_side(wanted: str, item: pytest.Item) -> bool:
+    return wanted == "with" or ("kube" in getattr(item, "fixturenames", ())) == (wanted == "only")
+
+
+def shares(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of a test that is marked with ``share(n)`` one case in n, the first and every n-th after it."""
     seen: Counter[str] = Counter()
-    left_out = []
+    chosen = []
     for item in items:
-        if (mark := item.get_closest_marker("share")) is not None:
+        mark = item.get_closest_marker("share")
+        if mark is not None:
             name = item.nodeid.partition("[")[0]
-            if not mark.args[0] or seen[name] % mark.args[0]:
-                left_out.append(item)
             seen[name] += 1
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+            if not mark.args[0] or (seen[name] - 1) % mark.args[0]:
+                continue
+        chosen.append(item)
+    return chosen
+
+
+SMALL = ("contracts", "unit")
+"""Folders whose tests take a moment each: all of them are core, but for those marked with ``core(0)``."""
+
+
+def core(items: list[pytest.Item]) -> set[pytest.Item]:
+    """What ``make test`` runs: all small tests, and of real runs the first n cases of those marked ``core(n)``."""
+    seen: Counter[str] = Counter()
+    chosen = set()
+    for item in items:
+        mark = item.get_closest_marker("core")
+        name = item.nodeid.partition("[")[0]
+        seen[name] += 1
+        most = mark.args[0] if mark is not None and mark.args else 1
+        if seen[name] <= most if mark is not None else item.path.relative_to(HERE).parts[0] in SMALL:
+            chosen.add(item)
+    return chosen
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.failed and _failures_file is not None:
+        with open(_failures_file, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
+
+
+_failures_file: str | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _failures_file
+    _failures_file = config.getoption("--failures-file")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -67,10 +67,11 @@ class Patch:
     loaded: bool = False
     """Patch it only where its module has been imported already; never import it for this."""
     in_place: bool = False
-    """Change what the function does instead of what its name refers to: scripts may have imported it by name."""
+    """Change what the function does instead of what its name refers to: scripts may have imported it by name. A
+    function that cannot be changed, a builtin or a closure, has its name replaced."""
     direct: bool = False
     """Inside a scope: install the replacement without the guard that silences it afterwards, since it looks at its
-    caller's frame. It must itself pass calls through once its scope is over."""
+    caller's frame or is called at each step. It must itself pass calls through once its scope is over."""
     adds: bool = False
     """The name is holdfast's own, beside those of its owner: the framework need not have it, and undoing removes it.
     ``wrap`` is called with what is there, or None, and returns what is placed."""
@@ -196,6 +197,11 @@ class PatchSet:
             entry=moved(self.entry),
         )
 
+    def original(self, target: str) -> Any:
+        """What was under ``target`` before :meth:`apply`."""
+        assert self._applied is not None, f"the table of {self.framework} is not applied"
+        return self._applied.originals[target]
+
     # ------------------------------------------------------------------ in and out
 
     def apply(self, wrappers: object) -> None:
@@ -317,20 +323,23 @@ def _place_one(patch: Patch, wrap: Callable[[Any], Any], applied: Applied, *, to
     if patch.scope == PROCESS and getattr(original, MARK, None) == patch.target:
         return
     applied.originals[patch.target] = original
-    if patch.in_place:
-        _change(original, wrap, patch, applied)
+    site = _Site(owner, name, vars(owner).get(name, _ABSENT), None)
+    guarded = (patch.scope != PROCESS and not patch.direct) or thread is not None
+    if patch.in_place and isinstance(original, types.FunctionType) and not original.__closure__:
+        before = _copy_of(original)
+        replacement = wrap(before)
+        if guarded:
+            replacement = _guarded(replacement, before, site, thread)
+        _change(original, before, replacement, patch, applied)
+        applied._sites.append(site)
         return
     replacement = wrap(original)
     if patch.adds and replacement is original:
         return
     if inspect.isroutine(original) and callable(replacement) and not isinstance(replacement, type):
-        site_guard = patch.scope != PROCESS and to is None and not patch.direct
-        site = _Site(owner, name, vars(owner).get(name, _ABSENT), None)
-        if site_guard or thread is not None:
+        if guarded:
             replacement = _guarded(replacement, original, site, thread)
         replacement = _marked(replacement, original, patch.target)
-    else:
-        site = _Site(owner, name, vars(owner).get(name, _ABSENT), None)
     site.placed = kind(replacement) if kind is not None else replacement
     _set(owner, name, site.placed)
     applied._sites.append(site)
@@ -360,16 +369,18 @@ def _marked(replacement: Any, original: Any, target: str) -> Any:
     return replacement
 
 
-def _change(function: types.FunctionType, wrap: Callable[[Any], Any], patch: Patch, applied: Applied) -> None:
+def _copy_of(function: types.FunctionType) -> types.FunctionType:
+    copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _change(
+    function: types.FunctionType, before: types.FunctionType, replacement: Any, patch: Patch, applied: Applied
+) -> None:
     """Let the function itself call the replacement, for whoever has imported it already."""
-    before = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    before.__kwdefaults__ = function.__kwdefaults__
-    if function.__closure__:
-        raise TypeError(f"{patch.target} is a closure, which cannot be changed in place")
     hidden = f"_holdfast_{function.__name__}"
-    function.__globals__[hidden] = wrap(before)
+    function.__globals__[hidden] = replacement
     made: dict[str, Any] = {}
     exec(f"def call(*args, **kwargs):\n    return {hidden}(*args, **kwargs)", made)
     applied._in_place.append((function, function.__code__))
