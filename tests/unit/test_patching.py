@@ -152,6 +152,53 @@ def test_a_function_that_was_imported_by_name_before_is_changed_in_place(library
     assert not hasattr(imported, MARK)
 
 
+def test_a_function_is_changed_in_place_for_a_while_and_for_one_thread(library: ModuleType) -> None:
+    imported = library.newest
+    patches = table("somelib:newest", scope="save", in_place=True)
+    seen: list[Any] = []
+    with patches.applied("save", WRAPPERS, thread=True) as applied:
+        other = threading.Thread(target=lambda: seen.append(imported("x")))
+        other.start()
+        other.join()
+        assert imported("x") == ("ours", "x/last")
+        assert applied.originals["somelib:newest"] is imported
+    assert seen == ["x/last"]
+    assert imported("x") == "x/last"
+    with patches.applied("save", WRAPPERS), patches.applied("save", WRAPPERS):
+        assert imported("x") == ("ours", ("ours", "x/last"))
+    assert imported("x") == "x/last"
+
+
+def test_a_function_that_cannot_be_changed_in_place_has_its_name_replaced(library: ModuleType) -> None:
+    original = library.newest
+
+    def theirs(folder: str) -> str:
+        return str(original(folder))
+
+    library.newest = theirs
+    patches = table("somelib:newest", scope="save", in_place=True)
+    with patches.applied("save", WRAPPERS):
+        assert library.newest("x") == ("ours", "x/last")
+    assert library.newest is theirs
+
+
+def test_the_table_knows_what_was_there_before(library: ModuleType) -> None:
+    original = library.Trainer.train
+    patches = table("somelib:Trainer.train")
+    patches.apply(WRAPPERS)
+    assert patches.original("somelib:Trainer.train") is original
+    patches.undo()
+
+
+def test_what_others_wrapped_on_an_instance_stays_and_passes_through(library: ModuleType) -> None:
+    trainer = library.Trainer()
+    patches = table("somelib:Trainer.train", scope="attempt")
+    with patches.applied("attempt", WRAPPERS, to=trainer):
+        ours = trainer.train
+        trainer.train = lambda n: ("theirs", ours(n))
+    assert trainer.train(1) == ("theirs", [1])
+
+
 def test_a_scope_ends_and_what_others_wrapped_meanwhile_stays_and_passes_through(library: ModuleType) -> None:
     patches = table("somelib:Trainer.train", scope="save")
     with patches.applied("save", WRAPPERS) as applied:

@@ -369,6 +369,14 @@ def _marked(replacement: Any, original: Any, target: str) -> Any:
     return replacement
 
 
+_HERE = "the replacement"
+
+
+def _call(*args: Any, **kwargs: Any) -> Any:
+    replacement: Any = "the replacement"  # a constant, so that its code needs no name from anybody's module
+    return replacement(*args, **kwargs)
+
+
 def _copy_of(function: types.FunctionType) -> types.FunctionType:
     copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
@@ -379,12 +387,9 @@ def _change(
     function: types.FunctionType, before: types.FunctionType, replacement: Any, patch: Patch, applied: Applied
 ) -> None:
     """Let the function itself call the replacement, for whoever has imported it already."""
-    hidden = f"_holdfast_{function.__name__}"
-    function.__globals__[hidden] = replacement
-    made: dict[str, Any] = {}
-    exec(f"def call(*args, **kwargs):\n    return {hidden}(*args, **kwargs)", made)
     applied._in_place.append((function, function.__code__))
-    function.__code__ = made["call"].__code__
+    code = _call.__code__
+    function.__code__ = code.replace(co_consts=tuple(replacement if one == _HERE else one for one in code.co_consts))
     vars(function)["__wrapped__"] = before
     vars(function)[MARK] = patch.target
 
