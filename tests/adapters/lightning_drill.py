@@ -76,12 +76,12 @@ def run_rank(job: Job, rank: int, port: int) -> None:
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
-def _await_attention(limit_s: float = 20.0) -> None:
+def _await_attention(package: str, limit_s: float = 20.0) -> None:
     """Until holdfast has heard of it: where it is heard decides what is saved."""
-    from holdfast.adapters.lightning import patches as lightning
+    from holdfast.adapters.lightning.wrappers import wrappers_of
 
     until = time.monotonic() + limit_s
-    while lightning._current.host.engine.next_stop and time.monotonic() < until:
+    while wrappers_of(package).fit.host.engine.next_stop and time.monotonic() < until:
         time.sleep(0.001)
 
 
@@ -104,7 +104,7 @@ def _slip_in_faults(job: Job, rank: int) -> None:
             Path(job.out, "fault").write_text(str(time.monotonic()))
             super()._carry_out(fault)
             if job.on and job.patient:
-                _await_attention()
+                _await_attention(job.package)
 
     injector = Noted(rank, [])
 

@@ -12,13 +12,12 @@ imports torch. Three things differ from ``python -m torch.distributed.run``:
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import os
 import sys
 
-from holdfast.adapters.torchrun.limits import be_patient
+from holdfast.adapters.torchrun.patches import install_limit
 from holdfast.launch.leash import leashed
 
 
@@ -28,14 +27,12 @@ def main(argv: list[str]) -> int:
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher import api
 
     if "LOGLEVEL" not in os.environ:  # the launcher says what happened, in one line
         for name in logging.root.manager.loggerDict:
             if name.startswith(("torch.distributed.elastic", "torch.distributed.run", "torch.distributed.launcher")):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-    be_patient(wait_s)
-    api.launch_agent = inspect.unwrap(api.launch_agent)  # the ends of the ranks are told here, not by the adapter
+    install_limit(wait_s)  # the exit codes of the ranks are reported here, not by the adapter
     program, *rest = leashed(os.getpid(), command)
     options = ["--standalone", "--nnodes=1", f"--nproc-per-node={workers}", "--max-restarts=0", "--no-python"]
     try:

@@ -216,7 +216,6 @@ class Fit:
         ahead = getattr(fetcher, "prefetch_batches", 0) > 0 and not _has_length(combined, self._modes)
         if steps.data is not None:
             steps.data.close(keep_persistent=True)
-        combined._state_dicts = list  # what a loader would tell of itself is not where training is
         try:
             data = Pass(combined, self._modes, ahead, position)
         except StateError as error:
