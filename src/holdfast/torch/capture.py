@@ -28,6 +28,7 @@ import torch
 from holdfast.staging.arena import Arena, StagedImage
 from holdfast.staging.images import BytesImage, Pool, TensorImage
 from holdfast.staging.threads import for_each
+from holdfast.torch.patches import CAPTURE, TABLES
 
 _LARGE = 16 << 10
 """Tensors from this size on are referred to; smaller ones are copied along with what lies between them."""
@@ -36,7 +37,6 @@ _NO_CRC_FROM = 1 << 20
 """Archives with this many bytes of tensors get no CRC of their own: the manifest has a better checksum."""
 
 _lock = threading.RLock()
-_importers: tuple[int, list[tuple[dict[str, Any], str]]] = (0, [])
 
 
 @dataclass(slots=True)
@@ -56,44 +56,41 @@ class Captured:
         relative = os.path.relpath(os.path.abspath(os.fspath(path)), self.folder)
         return None if relative.startswith("..") else relative
 
+    def save(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Stands in for ``torch.save``."""
+
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            path = self.relative(f) if not args and not kwargs else None
+            if path is None:
+                original(obj, f, *args, **kwargs)
+            else:
+                self.tensors.pop(path, None)
+                self.pickled[path] = self.substitute(path, obj)
+
+        return save
+
+    def save_file(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Stands in for ``safetensors.torch.save_file``."""
+
+        def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+            path = self.relative(filename)
+            if path is None or not _fit(tensors):
+                original(tensors, filename, metadata)
+            else:
+                self.pickled.pop(path, None)
+                self.tensors[path] = (dict(tensors), dict(metadata or {}))
+
+        return save_file
+
 
 @contextlib.contextmanager
 def capturing(folder: str, substitute: Callable[[str, Any], Any] = lambda path, value: value) -> Iterator[Captured]:
     """While the block runs, keep what this thread saves below ``folder``. One block at a time runs in a process."""
-    with _lock:
+    with _lock, contextlib.ExitStack() as stack:
         captured = Captured(os.path.abspath(folder), substitute)
-        thread = threading.get_ident()
-        torch_save = torch.save
-        import safetensors.torch
-
-        save_file = safetensors.torch.save_file
-
-        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            path = captured.relative(f) if threading.get_ident() == thread and not args and not kwargs else None
-            if path is None:
-                torch_save(obj, f, *args, **kwargs)
-            else:
-                captured.tensors.pop(path, None)
-                captured.pickled[path] = captured.substitute(path, obj)
-
-        def save_tensors(tensors: Any, filename: Any, metadata: Any = None) -> None:
-            path = captured.relative(filename) if threading.get_ident() == thread else None
-            if path is None or not _fit(tensors):
-                save_file(tensors, filename, metadata)
-            else:
-                captured.pickled.pop(path, None)
-                captured.tensors[path] = (dict(tensors), dict(metadata or {}))
-
-        names = _imported(save_file)
-        torch.save = save
-        for module, name in names:
-            module[name] = save_tensors
-        try:
-            yield captured
-        finally:
-            torch.save = torch_save
-            for module, name in names:
-                module[name] = save_file
+        for table in TABLES:
+            stack.enter_context(table.applied(CAPTURE, captured, thread=True))
+        yield captured
 
 
 def _fit(tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -106,20 +103,6 @@ def _fit(tensors: Mapping[str, torch.Tensor]) -> bool:
     except TypeError:  # a type that is too new
         return False
     return True
-
-
-def _imported(function: Any) -> list[tuple[dict[str, Any], str]]:
-    """Every module that has imported ``function``, under which name."""
-    global _importers
-    count = len(sys.modules)
-    if _importers[0] != count:
-        found = []
-        for module in list(sys.modules.values()):
-            namespace = getattr(module, "__dict__", None)
-            if isinstance(namespace, dict):
-                found += [(namespace, name) for name, value in list(namespace.items()) if value is function]
-        _importers = (count, found)
-    return _importers[1]
 
 
 # ---------------------------------------------------------------------- images of what was captured
