@@ -82,7 +82,7 @@ benchmark: $(READY) ## parallel training: one process against Ray workers on a l
 	    $(call GIVEN,BATCH_SIZE,batch-size) $(call GIVEN,WORKERS,workers) $(call GIVEN,DATA,data) \
 	    $(call GIVEN,IMAGES,images) $(call GIVEN,PREEMPT_AT,preempt-at) $(BENCHMARK_ARGS)
 
-docs: $(READY) ## docs/settings.md, from the table of settings
+docs: $(READY) ## docs/settings.md and docs/versions.md, from the code
 	$(RUN) docs/generate.py
 
 RENDER = $(HELM) template holdfast-operator deploy/chart --namespace holdfast-system --kube-version 1.30.0

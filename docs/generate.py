@@ -1,15 +1,16 @@
-"""Write docs/settings.md from the table of settings: ``python docs/generate.py [--check]``."""
+"""Write docs/settings.md and docs/versions.md from the tables in the code: ``python docs/generate.py [--check]``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from holdfast.adapters.registry import ADAPTERS, tables
 from holdfast.config import settings_markdown
 
-PAGE = Path(__file__).with_name("settings.md")
+HERE = Path(__file__).parent
 
-HEAD = """# Settings
+SETTINGS_HEAD = """# Settings
 
 A setting is taken from the argument of `holdfast.Run` (by name, or in `settings={…}`), else from the first of its
 environment variables that is set and not empty, else from its default. All are read once, at the start; a value that
@@ -20,23 +21,60 @@ Durations are numbers of seconds or texts such as `90s`, `5m`, `1h30m`. Switches
 
 """
 
-FOOT = """
+SETTINGS_FOOT = """
 Credentials for object storage are not settings of holdfast: they are read from the variables of the cloud itself, such
 as `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION` and `AWS_ENDPOINT_URL`.
 
 This page is generated: `make docs`.
 """
 
+VERSIONS_HEAD = """# Versions
+
+Each adapter has a patch table: every name of the framework that it replaces or reads. `holdfast doctor` checks the
+table against the version that is installed. The contract tests check it against the oldest version, the one that the
+whole test suite runs with, and the newest release.
+
+| framework | adapter | oldest version | newest version that the suite runs with | names in the table |
+|---|---|---|---|---|
+"""
+
+VERSIONS_FOOT = """
+A version outside of this range works if all names are there. If one is missing, holdfast leaves the framework
+untouched: training runs as without holdfast, unprotected, and one warning names what is missing, the installed version
+and the tested range. With `HOLDFAST_ENABLED=require` training with that framework raises `UnprotectedError` instead,
+and so does every training run that holdfast cannot protect for another reason, such as DeepSpeed.
+
+Python 3.11 or newer. This page is generated: `make docs`.
+"""
+
+
+def settings() -> str:
+    return SETTINGS_HEAD + settings_markdown() + SETTINGS_FOOT
+
+
+def versions() -> str:
+    rows = [
+        f"| {table.framework} | `{adapter.name}` | {table.oldest} | {table.newest} | {len(table.targets)} |"
+        for adapter in ADAPTERS
+        for table in tables(adapter.name)
+        if table.framework != "python"
+    ]
+    return VERSIONS_HEAD + "\n".join(rows) + "\n" + VERSIONS_FOOT
+
+
+PAGES = {"settings.md": settings, "versions.md": versions}
+
 
 def main() -> int:
-    content = HEAD + settings_markdown() + FOOT
-    if "--check" in sys.argv[1:]:
-        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != content:
-            print(f"{PAGE.name} is not what the table of settings says; write it again with: make docs")
-            return 1
-        return 0
-    PAGE.write_text(content, encoding="utf-8")
-    return 0
+    wrong = 0
+    for name, content in PAGES.items():
+        page = HERE / name
+        if "--check" not in sys.argv[1:]:
+            page.write_text(content(), encoding="utf-8")
+        elif not page.exists() or page.read_text(encoding="utf-8") != content():
+            print(f"{name} is not what the code says; write it again with: make docs")
+            wrong = 1
+    return wrong
 
 
 if __name__ == "__main__":

@@ -23,12 +23,8 @@ def unpacked(distribution: str, version: str | None, folder: Path) -> tuple[str,
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(wheels), "--disable-pip-version-check", "--no-cache-dir"]
     if distribution in MADE_FOR:
-        command += [
-            "--platform",
-            MADE_FOR[distribution],
-            "--python-version",
-            f"{sys.version_info.major}.{sys.version_info.minor}",
-        ]
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        command += ["--platform", MADE_FOR[distribution], "--python-version", python]
     done = subprocess.run([*command, named], capture_output=True, text=True, check=False, timeout=240)
     (wheel,) = wheels.glob("*.whl") if done.returncode == 0 else [None]
     if wheel is None:
@@ -37,7 +33,7 @@ def unpacked(distribution: str, version: str | None, folder: Path) -> tuple[str,
     with zipfile.ZipFile(wheel) as archive:
         # Shared libraries are told by name alone.
         for entry in archive.infolist():
-            if entry.filename.endswith(".py"):
+            if entry.filename.endswith((".py", ".dist-info/METADATA")):
                 archive.extract(entry, folder)
             elif entry.filename.endswith((".so", ".dylib")):
                 path = folder / entry.filename
