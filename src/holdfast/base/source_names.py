@@ -103,6 +103,8 @@ class Sources:
 
     def _class_has(self, module: str, node: ast.ClassDef, path: list[str], depth: int) -> bool | None:
         name, rest = path[0], path[1:]
+        if name.startswith(mangled := f"_{node.name.lstrip('_')}__"):  # written without the name of its class
+            name = f"__{name.removeprefix(mangled)}"
         for part in _statements(node.body):
             if isinstance(part, ast.ClassDef) and part.name == name:
                 return True if not rest else self._class_has(module, part, rest, depth)
