@@ -18,7 +18,7 @@ LIMIT = 1.3
 
 def measure(bench: Bench) -> list[Row]:
     from holdfast.store.checkpoints import whole
-    from holdfast.torch.restore import restore
+    from holdfast.torch.restore import Contents, restore
     from holdfast.torch.state import Objects
 
     saves = Saves(bench.path("load"), *transformer(bench.size))
@@ -32,7 +32,7 @@ def measure(bench: Bench) -> list[Row]:
             _prepare(folder, cold)
             began = time.perf_counter()
             checkpoint = next(whole([saves.backend]))
-            restore(checkpoint, objects, 0, 1)
+            restore(Contents(checkpoint, 0, 1), objects)
             return time.perf_counter() - began
 
         return read
