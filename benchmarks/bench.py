@@ -27,9 +27,11 @@ class Bench:
     quick: bool = False
     size: int = 3 << 29
     """Bytes of the states that are saved and loaded."""
+    smoke: bool = False
+    """One round of everything, to see that it runs; its numbers mean nothing."""
 
     def rounds(self, full: int, quick: int) -> int:
-        return quick if self.quick else full
+        return 1 if self.smoke else quick if self.quick else full
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)

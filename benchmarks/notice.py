@@ -46,7 +46,8 @@ def _preempt(bench: Bench, world: int, number: int) -> dict[str, float]:
     """One run that is preempted; its seconds, by part."""
     folder = bench.path(f"world-{world}-{number}")
     store = job_store()
-    command = [sys.executable, str(Path(__file__).with_name("notice_rank.py")), folder, str(KILL_WAIT_S), str(STATE)]
+    size = min(STATE, bench.size)
+    command = [sys.executable, str(Path(__file__).with_name("notice_rank.py")), folder, str(KILL_WAIT_S), str(size)]
     ranks = [
         subprocess.Popen(command, env={**os.environ, **place_in_job(rank, world, store.port)}, stderr=subprocess.PIPE)
         for rank in range(world)

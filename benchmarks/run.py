@@ -1,4 +1,7 @@
-"""Measure what holdfast promises in numbers: ``python benchmarks/run.py [--quick] [--only NAME] [--json FILE]``."""
+"""Measure what holdfast promises in numbers: ``python benchmarks/run.py [--quick] [--only NAME] [--json FILE]``.
+
+With ``--smoke`` each benchmark runs once at its smallest size and no number is judged.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from bench import Bench, Row
 
@@ -30,11 +34,11 @@ def main() -> int:
         facts = machine(folder)
         print(" · ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
         for name in options.only or BENCHMARKS:
-            bench = Bench(os.path.join(folder, name), options.quick, int(options.size * 2**30))
+            bench = Bench(os.path.join(folder, name), options.quick, int(options.size * 2**30), options.smoke)
             rows[name] = measured(name, bench)
     show(rows)
     if options.json:
-        report = {"machine": facts, "quick": options.quick, "size_gib": options.size}
+        report = {"machine": facts, "quick": options.quick, "smoke": options.smoke, "size_gib": options.size}
         report["rows"] = {name: [asdict(row) for row in found] for name, found in rows.items()}
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
@@ -43,13 +47,19 @@ def main() -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what holdfast promises in numbers; one table.")
-    parser.add_argument("--quick", action="store_true", help="smaller states and fewer rounds: minutes become seconds")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="smaller states and fewer rounds: minutes become seconds")
+    size.add_argument(
+        "--smoke", action="store_true", help="tiny states and one round: check that it runs, judge nothing"
+    )
     parser.add_argument("--only", action="append", choices=BENCHMARKS, metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--json", metavar="FILE", help="write all numbers there too")
-    parser.add_argument("--size", type=float, metavar="GIB", help="size of the state (default 1.5, quick 0.25)")
+    parser.add_argument(
+        "--size", type=float, metavar="GIB", help="size of the state (default 1.5, quick 0.25, smoke 0.015)"
+    )
     parser.add_argument("--folder", default=".", help="the disk to measure; a folder is made there (default: here)")
     options = parser.parse_args(arguments)
-    options.size = options.size or (0.25 if options.quick else 1.5)
+    options.size = options.size or (0.015 if options.smoke else 0.25 if options.quick else 1.5)
     return options
 
 
@@ -71,7 +81,10 @@ def measured(name: str, bench: Bench) -> list[Row]:
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
             rows = pool.submit(_measure, name, bench).result()
+            if bench.smoke:
+                rows = [replace(row, target="", met=None) for row in rows]
         except Exception as error:
+            traceback.print_exc()
             rows = [Row(name, f"failed: {type(error).__name__}: {error}", met=False)]
     shutil.rmtree(bench.folder, ignore_errors=True)
     print(f"{time.monotonic() - began:.0f} s", flush=True)
