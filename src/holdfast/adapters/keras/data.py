@@ -13,12 +13,18 @@ from typing import Any
 
 from holdfast.adapters.keras import random as keras_random
 from holdfast.adapters.keras.fit import Fit
+from holdfast.adapters.keras.scopes import DATA, DATASET, EVALUATION
+from holdfast.base.patching import PatchSet
 
 
 class EpochData:
     """The iterator over training data of one call of ``fit``."""
 
-    def __init__(self, fit: Fit, iterator: Any, *, creates_seeds: bool) -> None:
+    _make: Callable[[], Any]
+    """The iterator's own ``_get_iterator``."""
+    _enumerate: Callable[[], Iterator[Any]]
+
+    def __init__(self, fit: Fit, iterator: Any, table: PatchSet, *, creates_seeds: bool) -> None:
         """``creates_seeds``: to make an iterator changes what the next one yields."""
         self.iterator = iterator
         self._fit = fit
@@ -31,11 +37,16 @@ class EpochData:
         self._used = 0
         """Iterators before it of which anything was taken."""
         self._at_epoch: dict[str, Any] = {"created": 0, "used": 0, "carried": None, "random": self._random, "hooks": 0}
-        self._make: Callable[[], Any] = iterator._get_iterator
-        self._enumerate: Callable[[], Iterator[Any]] = iterator._enumerate_iterator
-        iterator._get_iterator = self._made
-        iterator._enumerate_iterator = self._followed
-        self.hooks = EpochHooks(iterator.data_adapter)
+        table.begin(DATA, self, to=iterator)
+        self.hooks = EpochHooks(iterator.data_adapter, table)
+
+    def follow_iterator(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        self._make = original
+        return self._made
+
+    def follow_steps(self, original: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
+        self._enumerate = original
+        return self._followed
 
     def total(self) -> int | None:
         batches: int | None = self.iterator.num_batches
@@ -211,16 +222,24 @@ class EpochHooks:
     The random numbers before each call are kept, so that it does the same.
     """
 
-    def __init__(self, adapter: Any) -> None:
+    def __init__(self, adapter: Any, table: PatchSet) -> None:
         self.calls: list[dict[str, Any]] = []
         self._again: list[dict[str, Any]] = []
         self._adapter = adapter
-        dataset = getattr(adapter, "py_dataset", None) or getattr(adapter, "_keras_sequence", None)
-        for name in ("on_epoch_begin", "on_epoch_end"):
-            if dataset is not None and _overridden(dataset, name):
-                setattr(adapter, name, self._noted(name, getattr(adapter, name)))
+        self._dataset = getattr(adapter, "py_dataset", None) or getattr(adapter, "_keras_sequence", None)
+        if self._dataset is not None:
+            table.begin(DATASET, self, to=adapter)
+
+    def on_epoch_begin(self, original: Callable[[], None]) -> Callable[[], None]:
+        return self._noted("on_epoch_begin", original)
+
+    def on_epoch_end(self, original: Callable[[], None]) -> Callable[[], None]:
+        return self._noted("on_epoch_end", original)
 
     def _noted(self, name: str, original: Callable[[], None]) -> Callable[[], None]:
+        if not _overridden(self._dataset, name):
+            return original
+
         def hook() -> None:
             number = len(self.calls)
             if number < len(self._again):
@@ -244,24 +263,33 @@ def _overridden(dataset: Any, name: str) -> bool:
     return False
 
 
-def watch_evaluation(fit: Fit, iterator: Any, *, creates_seeds: bool) -> None:
+class Evaluation:
     """Validation: a notice need not wait for its end, and its data is read in the same order on resume."""
-    make, enumerate_all = iterator._get_iterator, iterator._enumerate_iterator
-    made_any = False
 
-    def made() -> Any:
-        nonlocal made_any
-        if getattr(fit.model, "_eval_epoch_iterator", None) is iterator:
-            for _ in range(fit.evaluations if creates_seeds and not made_any else 0):
-                iter(make())
-            made_any = True
-            fit.evaluations += 1
-        return make()
+    def __init__(self, fit: Fit, iterator: Any, table: PatchSet, *, creates_seeds: bool) -> None:
+        self._fit = fit
+        self._iterator = iterator
+        self._creates_seeds = creates_seeds
+        self._made_any = False
+        table.begin(EVALUATION, self, to=iterator)
 
-    def followed() -> Iterator[Any]:
-        for item in enumerate_all():
-            fit.check_in_between()
-            yield item
+    def follow_iterator(self, original: Callable[[], Any]) -> Callable[[], Any]:
+        fit = self._fit
 
-    iterator._get_iterator = made
-    iterator._enumerate_iterator = followed
+        def made() -> Any:
+            if getattr(fit.model, "_eval_epoch_iterator", None) is self._iterator:
+                for _ in range(fit.evaluations if self._creates_seeds and not self._made_any else 0):
+                    iter(original())
+                self._made_any = True
+                fit.evaluations += 1
+            return original()
+
+        return made
+
+    def follow_steps(self, original: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
+        def followed() -> Iterator[Any]:
+            for item in original():
+                self._fit.check_in_between()
+                yield item
+
+        return followed

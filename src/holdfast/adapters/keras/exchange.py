@@ -8,7 +8,6 @@ in the step waits for a peer. While the counter is as it was at the last boundar
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +34,6 @@ def count() -> None:
 def gated(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``aggregate_gradients`` of tf-keras' optimizers."""
 
-    @functools.wraps(original)
     def aggregate_gradients(optimizer: Any, grads_and_vars: Any) -> Any:
         pairs = list(original(optimizer, grads_and_vars))
         return pairs if _counter is None else _behind_the_counter(pairs)
@@ -60,7 +58,6 @@ def _behind_the_counter(pairs: list[Any]) -> list[Any]:
 def after_logs(original: Callable[..., Any]) -> Callable[..., Any]:
     """For ``reduce_per_replica`` of tf-keras, which is called last in what becomes the graph of a step."""
 
-    @functools.wraps(original)
     def reduce_per_replica(*arguments: Any, **named: Any) -> Any:
         import tensorflow as tf
 

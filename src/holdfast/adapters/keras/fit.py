@@ -12,18 +12,19 @@ import contextlib
 import enum
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
 from holdfast.adapters.keras import callbacks as keras_callbacks
 from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras.kept import KeptState
+from holdfast.adapters.keras.seeds import Seeds
+from holdfast.config import Settings
+from holdfast.engine.engine import Engine
 from holdfast.errors import StateError
-
-if TYPE_CHECKING:
-    from holdfast.adapters.keras.run import KerasRun
-    from holdfast.adapters.keras.seeds import Seeds
+from holdfast.runtime.host import Host
 
 log = logging.getLogger("holdfast")
 
@@ -65,6 +66,35 @@ class Framework(Protocol):
 
     def doubts(self, fit: Fit) -> list[str]:
         """What cannot be exact in this training, in words."""
+
+
+class Run(Protocol):
+    """The run that a call of ``fit`` belongs to."""
+
+    settings: Settings
+    host: Host
+    engine: Engine
+    step: int
+    """Steps completed, through all calls of ``fit``."""
+    epochs_before: int
+    pending: bool
+    in_step: bool
+    frozen: bool
+    kept: KeptState | None
+
+    def listen_again(self) -> None: ...
+
+    def at_boundary(self, epochs_done: int | None = None) -> None: ...
+
+    def before_step(self) -> None: ...
+
+    def note_boundary(self) -> None: ...
+
+    def note_pass(self) -> None: ...
+
+    def put_back(self) -> bool: ...
+
+    def wait_while_frozen(self) -> None: ...
 
 
 class Data(Protocol):
@@ -135,7 +165,7 @@ class Fit:
     """The state of one call of ``fit``."""
 
     def __init__(
-        self, run: KerasRun, framework: Framework, model: Any, number: int, first: int, epochs: int, seeds: Seeds
+        self, run: Run, framework: Framework, model: Any, number: int, first: int, epochs: int, seeds: Seeds
     ) -> None:
         self.run = run
         self.framework = framework
@@ -406,22 +436,6 @@ class Fit:
         for name, variable in extras.items():
             self.framework.write(variable, saved[name])
         self._extras = extras
-
-
-@contextlib.contextmanager
-def shadow(target: Any, **methods: Any) -> Iterator[None]:
-    """Let an object have other methods than its class; plain assignment would have Keras track them."""
-    before = {name: vars(target)[name] for name in methods if name in vars(target)}
-    for name, method in methods.items():
-        object.__setattr__(target, name, method)
-    try:
-        yield
-    finally:
-        for name in methods:
-            if name in before:
-                object.__setattr__(target, name, before[name])
-            else:
-                object.__delattr__(target, name)
 
 
 def numbers(logs: Any) -> dict[str, Any]:

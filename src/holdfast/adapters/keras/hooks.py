@@ -1,34 +1,44 @@
-"""What the patches of Keras 3 and of tf-keras have in common."""
+"""The wrappers that Keras 3 and tf-keras have in common; the patch tables name them."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.adapters.keras.fit import Fit, Mode
+from holdfast.adapters.keras.scopes import CALLBACKS
+from holdfast.adapters.keras.seeds import remembered_shuffles
+from holdfast.base.patching import PatchSet
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
 
 Train = Callable[["FitHooks", Callable[..., Any], Any, dict[str, Any]], Any]
 
 
-class FitHooks(ABC):
-    """The patches of one framework, and the ``fit`` that they act for."""
+class Tables(NamedTuple):
+    """The patch tables of a framework and of the TensorFlow under it."""
 
-    def __init__(self, framework: Any, train: Train) -> None:
+    framework: PatchSet
+    tensorflow: PatchSet
+
+
+class FitHooks(ABC):
+    """The wrappers of one framework, and the ``fit`` that they act for."""
+
+    def __init__(self, framework: Any, tables: Tables, train: Train) -> None:
         """``train`` is called instead of ``fit``."""
         self.framework = framework
+        self.tables = tables
         self._train = train
         self._fit: Fit | None = None
 
     @abstractmethod
-    def install(self) -> None:
-        """Patch the framework."""
+    def configure(self) -> None:
+        """Set what the framework lets one set; the patches are in place."""
 
     @abstractmethod
     def place(self, model: Any, settings: Settings) -> Place:
@@ -50,15 +60,11 @@ class FitHooks(ABC):
         """Whether the calling thread is inside a ``fit`` that is looked after."""
         return self._fit is not None and self._fit.is_mine()
 
-    def patch(self, trainer: Any, data: Any, callbacks: Any) -> None:
-        trainer.fit = self._followed_fit(trainer.fit)
-        data.__init__ = self._then(data.__init__, self.on_data)
-        callbacks.__init__ = self._then(callbacks.__init__, self._on_callbacks)
+    # ------------------------------------------------------------------ the patches of the process
 
-    def _followed_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def follow_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
 
-        @functools.wraps(original)
         def fit(self_: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 bound = signature.bind(self_, *args, **kwargs)
@@ -69,8 +75,23 @@ class FitHooks(ABC):
 
         return fit
 
+    def follow_data(self, original: Callable[..., None]) -> Callable[..., None]:
+        return self._then(original, self.on_data)
+
+    def follow_callbacks(self, original: Callable[..., None]) -> Callable[..., None]:
+        return self._then(original, self._on_callbacks)
+
+    def remember_shuffles(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original`` makes a dataset of arrays."""
+
+        def made(*args: Any, **kwargs: Any) -> Any:
+            remembered = remembered_shuffles(self.tables.tensorflow) if self.is_training() else contextlib.nullcontext()
+            with remembered:
+                return original(*args, **kwargs)
+
+        return made
+
     def _then(self, original: Callable[..., None], after: Callable[[Fit, Any], None]) -> Callable[..., None]:
-        @functools.wraps(original)
         def init(target: Any, *args: Any, **kwargs: Any) -> None:
             original(target, *args, **kwargs)
             if self._fit is not None and self.is_training():
@@ -78,10 +99,12 @@ class FitHooks(ABC):
 
         return init
 
+    # ------------------------------------------------------------------ a fit
+
     def _on_callbacks(self, fit: Fit, callbacks: Any) -> None:
         if fit.callbacks is None and getattr(callbacks, "_history", None) is not None:
             fit.callbacks = callbacks
-            _follow(fit, callbacks)
+            self.tables.framework.begin(CALLBACKS, Listener(fit), to=callbacks)
 
     def run(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
         """Call the framework's own fit, so that it goes on where the last attempt was."""
@@ -100,45 +123,74 @@ class FitHooks(ABC):
             self._fit = None
 
 
-def _follow(fit: Fit, callbacks: Any) -> None:
-    """Hear what the list of callbacks hears, in the training thread, before or after all of them."""
-    train_begin, train_end = callbacks.on_train_begin, callbacks.on_train_end
-    epoch_begin, epoch_end = callbacks.on_epoch_begin, callbacks.on_epoch_end
-    batch_begin, batch_end = callbacks.on_train_batch_begin, callbacks.on_train_batch_end
-    test_begin = callbacks.on_test_begin
-    run = fit.run
+class Listener:
+    """Hears what the list of callbacks hears, in the training thread, before or after all of them."""
 
-    def on_train_begin(logs: Any = None) -> None:
-        train_begin(logs)
-        fit.on_train_begin()
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
 
-    def on_epoch_begin(epoch: int, logs: Any = None) -> None:
-        epoch_begin(epoch, logs)
-        fit.on_epoch_begin(epoch)
+    def on_train_begin(self, original: Callable[..., None]) -> Callable[..., None]:
+        fit = self._fit
 
-    def on_train_batch_begin(batch: int, logs: Any = None) -> None:
-        fit.fetched = True
-        batch_begin(batch, logs)
+        def on_train_begin(logs: Any = None) -> None:
+            original(logs)
+            fit.on_train_begin()
 
-    def on_train_batch_end(batch: int, logs: Any = None) -> None:
-        fit.told = True
-        fit.logs = logs
-        if run.kept is not None:
-            run.kept.keep(run.step + fit.in_flight)
-        batch_end(batch, logs)
+        return on_train_begin
 
-    def on_test_begin(logs: Any = None) -> None:
-        fit.end_pass()
-        test_begin(logs)
+    def on_epoch_begin(self, original: Callable[..., None]) -> Callable[..., None]:
+        fit = self._fit
 
-    def on_epoch_end(epoch: int, logs: Any = None) -> None:
-        fit.end_pass()
-        epoch_end(epoch, logs)
-        fit.on_epoch_end(epoch, logs)
+        def on_epoch_begin(epoch: int, logs: Any = None) -> None:
+            original(epoch, logs)
+            fit.on_epoch_begin(epoch)
 
-    def on_train_end(logs: Any = None) -> None:
-        train_end(logs if logs is not None else fit.epoch_logs or None)
+        return on_epoch_begin
 
-    heard = (on_train_begin, on_epoch_begin, on_train_batch_begin, on_train_batch_end, on_test_begin, on_epoch_end)
-    for method in (*heard, on_train_end):
-        object.__setattr__(callbacks, method.__name__, method)
+    def on_train_batch_begin(self, original: Callable[..., None]) -> Callable[..., None]:
+        fit = self._fit
+
+        def on_train_batch_begin(batch: int, logs: Any = None) -> None:
+            fit.fetched = True
+            original(batch, logs)
+
+        return on_train_batch_begin
+
+    def on_train_batch_end(self, original: Callable[..., None]) -> Callable[..., None]:
+        fit, run = self._fit, self._fit.run
+
+        def on_train_batch_end(batch: int, logs: Any = None) -> None:
+            fit.told = True
+            fit.logs = logs
+            if run.kept is not None:
+                run.kept.keep(run.step + fit.in_flight)
+            original(batch, logs)
+
+        return on_train_batch_end
+
+    def on_test_begin(self, original: Callable[..., None]) -> Callable[..., None]:
+        fit = self._fit
+
+        def on_test_begin(logs: Any = None) -> None:
+            fit.end_pass()
+            original(logs)
+
+        return on_test_begin
+
+    def on_epoch_end(self, original: Callable[..., None]) -> Callable[..., None]:
+        fit = self._fit
+
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
+            fit.end_pass()
+            original(epoch, logs)
+            fit.on_epoch_end(epoch, logs)
+
+        return on_epoch_end
+
+    def on_train_end(self, original: Callable[..., None]) -> Callable[..., None]:
+        fit = self._fit
+
+        def on_train_end(logs: Any = None) -> None:
+            original(logs if logs is not None else fit.epoch_logs or None)
+
+        return on_train_end

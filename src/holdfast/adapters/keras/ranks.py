@@ -6,13 +6,14 @@ coordination: one of the workers keeps it, and a call that waits for a key block
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
+from holdfast.adapters.keras.scopes import LOCAL_READS
 from holdfast.agree import Board, BoardLostError, LocalBoard
+from holdfast.base.patching import PatchSet
 from holdfast.runtime.session import Place
 
 _PROBE_S = 0.3
@@ -112,16 +113,16 @@ def _lost(error: Exception) -> BoardLostError:
     return BoardLostError(str(error).splitlines()[0][:200])
 
 
-@contextlib.contextmanager
-def local_reads() -> Iterator[None]:
-    """Read variables of which each replica has its own value from this process alone: asking the others would wait for
-    them to ask too."""
-    from tensorflow.python.distribute import values
+class LocalReads:
+    """Reads a variable of which each replica has its own value from this process alone."""
 
-    kind = values.SyncOnReadVariable
-    original = kind._get_cross_replica
-    kind._get_cross_replica = lambda variable: variable._values[0].read_value()
-    try:
-        yield
-    finally:
-        kind._get_cross_replica = original
+    def read_here(self, original: Any) -> Any:
+        def get_cross_replica(variable: Any) -> Any:
+            return variable._values[0].read_value()
+
+        return get_cross_replica
+
+
+def local_reads(table: PatchSet) -> AbstractContextManager[object]:
+    """Inside, the calling thread reads from this process alone: asking the others would wait for them to ask too."""
+    return table.applied(LOCAL_READS, LocalReads(), thread=True)

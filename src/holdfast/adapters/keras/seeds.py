@@ -9,7 +9,6 @@ those with which Keras shuffles arrays as one more stream of random numbers.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -18,7 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras.scopes import SHUFFLES
 from holdfast.adapters.keras.tensorflow import RANDOM_OPS
+from holdfast.base.patching import PatchSet
 
 
 class Seeds:
@@ -44,22 +45,22 @@ class Seeds:
         return (self._known or [])[: self._used]
 
 
-def install(seeds: Seeds, wanted: Callable[[], bool]) -> None:
-    """Let datasets take their seeds from ``seeds``, where ``wanted``."""
-    from tensorflow.python.data.util import random_seed
-    from tensorflow.python.eager import context
+class DatasetSeeds:
+    """Lets datasets take their seeds from ``seeds``, where ``wanted``."""
 
-    original = random_seed.get_seed
-    if hasattr(original, "__wrapped__"):
-        return
+    def __init__(self, seeds: Seeds, wanted: Callable[[], bool]) -> None:
+        self._seeds = seeds
+        self._wanted = wanted
 
-    @functools.wraps(original)
-    def get_seed(seed: Any) -> Any:
-        if seed is None and context.executing_eagerly() and not _is_seeded() and wanted():
-            seed = seeds.next()
-        return original(seed)
+    def seed_datasets(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        from tensorflow.python.eager import context
 
-    random_seed.get_seed = get_seed
+        def get_seed(seed: Any) -> Any:
+            if seed is None and context.executing_eagerly() and not _is_seeded() and self._wanted():
+                seed = self._seeds.next()
+            return original(seed)
+
+        return get_seed
 
 
 def _is_seeded() -> bool:
@@ -69,40 +70,31 @@ def _is_seeded() -> bool:
     return context.global_seed() is not None
 
 
-def shuffling(build: Callable[..., Any], wanted: Callable[[], bool]) -> Callable[..., Any]:
-    """``build`` makes a dataset of arrays."""
+class RememberedShuffles:
+    """Shuffles with a generator whose state is saved and restored."""
 
-    @functools.wraps(build)
-    def built(*args: Any, **kwargs: Any) -> Any:
-        with remembered_shuffles() if wanted() else contextlib.nullcontext():
-            return build(*args, **kwargs)
+    def __init__(self, tensorflow: Any) -> None:
+        self._tensorflow = tensorflow
 
-    return built
+    def shuffle_again(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
+            if seed is not None:
+                return original(value, seed=seed, name=name)
+            drawn = keras_random.shuffle_generator().make_seeds(1)[:, 0]
+            return self._tensorflow.random.experimental.stateless_shuffle(value, seed=drawn)
+
+        return shuffle
 
 
 @contextlib.contextmanager
-def remembered_shuffles() -> Iterator[None]:
+def remembered_shuffles(table: PatchSet) -> Iterator[None]:
     """Inside, what shuffles an array without a seed draws from a stream that is saved and restored."""
     module = sys.modules.get("tensorflow")
     if module is None or _is_seeded() or module.distribute.get_strategy().num_replicas_in_sync > 1:
         yield
         return
-    places = [module.random, module.compat.v2.random]
-    originals = [place.shuffle for place in places]
-
-    def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
-        if seed is not None:
-            return originals[0](value, seed=seed, name=name)
-        drawn = keras_random.shuffle_generator().make_seeds(1)[:, 0]
-        return module.random.experimental.stateless_shuffle(value, seed=drawn)
-
-    for place in places:
-        place.shuffle = shuffle
-    try:
+    with table.applied(SHUFFLES, RememberedShuffles(module), thread=True):
         yield
-    finally:
-        for place, original in zip(places, originals, strict=True):
-            place.shuffle = original
 
 
 def worker_number() -> int:

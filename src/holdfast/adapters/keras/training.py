@@ -12,19 +12,31 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from _holdfast_startup import ENABLED, required, switch
 from holdfast.adapters.keras import callbacks as keras_callbacks
 from holdfast.adapters.keras import seeds as keras_seeds
 from holdfast.adapters.keras.fit import Mode
-from holdfast.adapters.keras.hooks import FitHooks
+from holdfast.adapters.keras.hooks import FitHooks, Tables
+from holdfast.adapters.keras.installed import LEFT_ALONE
 from holdfast.adapters.keras.run import KerasRun, seeds_in
+from holdfast.adapters.registry import install
+from holdfast.base.patching import PatchSet
 from holdfast.base.run_directory import default_location
-from holdfast.config import Settings, parse_bool
+from holdfast.config import Settings
 from holdfast.errors import HoldfastError
 from holdfast.runtime.ownership import claim
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import whole
 
 log = logging.getLogger("holdfast")
+
+
+def _ignored(*arguments: Any, **named: Any) -> bool:
+    """A callback's method that does nothing, or says that it does nothing."""
+    return False
+
+
+vars(_ignored)["_is_default"] = True  # Keras need not call it
 
 
 class JITCheckpoint:
@@ -49,6 +61,8 @@ class JITCheckpoint:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("on_", "set_", "_implements")):
+            if LEFT_ALONE:  # nobody takes it out of the callbacks
+                return _ignored
             raise AttributeError(
                 f"JITCheckpoint has no {name}: holdfast takes it out of the callbacks when fit begins, and this one "
                 f"was made before keras or tf_keras was imported; make it after that"
@@ -56,37 +70,47 @@ class JITCheckpoint:
         raise AttributeError(name)
 
 
-_installed: dict[int, FitHooks] = {}
+_hooks: dict[str, FitHooks] = {}
+"""By framework, the wrappers that are in place."""
 _current: KerasRun | None = None
 _finished: dict[str, int] = {}
 """By location, the calls of fit that this process has finished."""
 
 
-def install(module: Any) -> None:
-    """Follow the ``fit`` of ``keras`` or ``tf_keras``, which was just imported."""
-    if id(module) in _installed:
-        return
-    hooks: FitHooks
-    if module.__name__.split(".")[0] == "tf_keras":
+def follow(module: Any, table: PatchSet, tensorflow: PatchSet) -> None:
+    """Patch ``keras`` or ``tf_keras``, and TensorFlow where it is loaded; all or nothing."""
+    name = module.__name__.partition(".")[0]
+    hooks = _hooks.get(name)
+    if hooks is None or hooks.framework.keras is not module:
+        hooks = _hooks_of(name, module, Tables(table, tensorflow))
+    try:
+        table.apply(hooks)
+        if "tensorflow" in sys.modules:
+            tensorflow.apply(keras_seeds.DatasetSeeds(_seeds, _is_on))
+        hooks.configure()
+    except BaseException:
+        table.undo()
+        _hooks.pop(name, None)
+        raise
+    _hooks[name] = hooks
+
+
+def _hooks_of(name: str, module: Any, tables: Tables) -> FitHooks:
+    if name == "tf_keras":
         from holdfast.adapters.keras.v2 import Hooks as Hooks2
 
-        hooks = Hooks2(module, train)
-    else:
-        from holdfast.adapters.keras.v3 import Hooks as Hooks3
+        return Hooks2(module, tables, train)
+    from holdfast.adapters.keras.v3 import Hooks as Hooks3
 
-        hooks = Hooks3(module, train)
-    _installed[id(module)] = hooks
-    hooks.install()
-    if "tensorflow" in sys.modules:
-        keras_seeds.install(_seeds, _is_on)
+    return Hooks3(module, tables, train)
 
 
 def install_into_loaded() -> None:
-    """Into what the process has imported so far."""
+    """Patch what the process has imported so far. What was left alone is reported once."""
     for name in ("keras", "tf_keras"):
         module = sys.modules.get(name)
-        if module is not None and hasattr(module, "Model"):
-            install(module)
+        if module is not None and hasattr(module, "Model") and (name not in LEFT_ALONE or required()):
+            install("keras", module)
 
 
 def train(hooks: FitHooks, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
@@ -113,8 +137,7 @@ def _settings_for(arguments: dict[str, Any]) -> Settings | None:
 
 def _is_on() -> bool:
     """Whether the environment says that every training is looked after."""
-    switch = os.environ.get("HOLDFAST_ENABLED", "")
-    return bool(switch) and parse_bool(switch)
+    return switch(ENABLED) is True
 
 
 def _without(callbacks: Any) -> Any:

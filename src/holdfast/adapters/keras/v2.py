@@ -1,7 +1,8 @@
-"""tf-keras, the Keras 2 that TensorFlow keeps alive: where its ``fit`` can be followed, in one process and in several.
+"""tf-keras, the Keras 2 that TensorFlow keeps alive: what it calls things, and the wrappers that follow its ``fit``, in
+one process and in several.
 
-As with Keras 3, only ``fit`` and two constructors are patched, and act only inside a ``fit`` that is looked after; and
-where there are several workers, what adds up their gradients.
+The wrappers act only inside a ``fit`` that is protected; where there are several workers, also in what adds up their
+gradients.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from holdfast.adapters.keras import random as keras_random
 from holdfast.adapters.keras import seeds as keras_seeds
 from holdfast.adapters.keras import tensorflow as keras_tensorflow
 from holdfast.adapters.keras.data import EpochHooks
-from holdfast.adapters.keras.fit import Fit, Mode, shadow
-from holdfast.adapters.keras.hooks import FitHooks
+from holdfast.adapters.keras.fit import Fit, Mode
+from holdfast.adapters.keras.hooks import FitHooks, Tables, Train
 from holdfast.adapters.keras.kept import EXCHANGED
 from holdfast.adapters.keras.ranks import local_reads, place_of
+from holdfast.adapters.keras.scopes import DATA, EVALUATION, RESUME, SKIP_CALLBACKS, SKIP_MODEL
+from holdfast.base.patching import PatchSet
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
 
@@ -36,8 +39,9 @@ _SET_FROM_OUTSIDE = ("optimizer/", "hyper/")
 class TfKeras:
     """What tf-keras calls things."""
 
-    def __init__(self, keras: Any) -> None:
+    def __init__(self, keras: Any, tensorflow: PatchSet) -> None:
         self.keras = keras
+        self._tensorflow = tensorflow
 
     # ------------------------------------------------------------------ variables
 
@@ -94,7 +98,7 @@ class TfKeras:
         from tf_keras.src.saving import saving_lib
 
         file = io.BytesIO()
-        with local_reads():
+        with local_reads(self._tensorflow):
             store = saving_lib.H5IOStore(file, mode="w")
             saving_lib._save_state(model, store, None, inner_path="", visited_trackables=set())
             store.close()
@@ -194,12 +198,15 @@ def _variables(target: Any) -> list[Any]:
 class HandlerData:
     """The batches of one call of ``fit``, which tf-keras takes from a ``DataHandler``."""
 
-    def __init__(self, fit: Fit, handler: Any) -> None:
+    _enumerate: Callable[[], Iterator[Any]]
+    """The handler's own ``enumerate_epochs``."""
+    _steps: Callable[[], Iterator[int]]
+
+    def __init__(self, fit: Fit, handler: Any, table: PatchSet) -> None:
         self.handler = handler
         self._fit = fit
-        self._hooks = EpochHooks(handler._adapter)
-        self._enumerate: Callable[[], Iterator[Any]] = handler.enumerate_epochs
-        self._steps: Callable[[], Iterator[int]] = handler.steps
+        self._table = table
+        self._hooks = EpochHooks(handler._adapter, table)
         self._anew = bool(handler._adapter.should_recreate_iterator())
         """Each epoch has an iterator of its own."""
         self._iterator: Any = None
@@ -210,8 +217,15 @@ class HandlerData:
         self._created = 0
         self._begun = False
         """The epoch at hand has its iterator, and the data has heard of the end of the one before."""
-        handler.enumerate_epochs = self._epochs
-        handler.steps = self._followed
+        table.begin(DATA, self, to=handler)
+
+    def follow_epochs(self, original: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
+        self._enumerate = original
+        return self._epochs
+
+    def follow_steps(self, original: Callable[[], Iterator[int]]) -> Callable[[], Iterator[int]]:
+        self._steps = original
+        return self._followed
 
     def total(self) -> int | None:
         steps: int | None = self.handler._inferred_steps
@@ -331,8 +345,11 @@ class HandlerData:
         fit.apply(random_streams=drawn)
         logs = dict(fit.logs)
         # tf-keras takes the absence of logs for the absence of data: hand it those of the step in the other process.
-        silence = dict.fromkeys(("on_train_batch_begin", "on_train_batch_end"), lambda *_, **__: None)
-        with shadow(fit.callbacks, **silence), shadow(fit.model, train_function=lambda iterator: logs):
+        done_step = DoneStep(logs)
+        with (
+            self._table.applied(SKIP_CALLBACKS, done_step, to=fit.callbacks),
+            self._table.applied(SKIP_MODEL, done_step, to=fit.model),
+        ):
             yield max(0, done - 1)
 
 
@@ -342,26 +359,44 @@ def _shuffled(adapter: Any) -> int:
     return adapter.get_size() if alone else 0
 
 
+class DoneStep:
+    """Stands in for a step that another process has done."""
+
+    def __init__(self, logs: dict[str, Any]) -> None:
+        self._logs = logs
+
+    def nothing(self, original: Any) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+    def train_function(self, original: Any) -> Callable[[Any], dict[str, Any]]:
+        return lambda iterator: self._logs
+
+
+class Position:
+    """The epoch, and the step in it, at which a fit begins."""
+
+    def __init__(self, epoch: int, step: int) -> None:
+        self._at = (epoch, step)
+
+    def initial_counters(self, original: Any) -> Callable[..., tuple[int, int]]:
+        return lambda *_: self._at
+
+
 class Hooks(FitHooks):
-    """The patches."""
+    """The wrappers."""
 
-    def __init__(self, keras: Any, train: Callable[..., Any]) -> None:
-        super().__init__(TfKeras(keras), train)
+    def __init__(self, keras: Any, tables: Tables, train: Train) -> None:
+        super().__init__(TfKeras(keras, tables.tensorflow), tables, train)
 
-    def install(self) -> None:
-        from tf_keras.src.callbacks import CallbackList
-        from tf_keras.src.engine import training
-        from tf_keras.src.engine.data_adapter import DataHandler, TensorLikeDataAdapter
-        from tf_keras.src.engine.training import Model
-        from tf_keras.src.optimizers.optimizer import Optimizer
-
+    def configure(self) -> None:
         # Dropout and the like then keep their random state in a variable, which can be saved.
         self.framework.keras.backend.experimental.enable_tf_random_generator()
-        adapter = TensorLikeDataAdapter
-        adapter.__init__ = keras_seeds.shuffling(adapter.__init__, self.is_training)
-        Optimizer.aggregate_gradients = keras_exchange.gated(Optimizer.aggregate_gradients)
-        training.reduce_per_replica = keras_exchange.after_logs(training.reduce_per_replica)
-        self.patch(Model, DataHandler, CallbackList)
+
+    def count_exchanges(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return keras_exchange.gated(original)
+
+    def count_after_logs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        return keras_exchange.after_logs(original)
 
     def place(self, model: Any, settings: Settings) -> Place:
         place = place_of(model.distribute_strategy)
@@ -371,14 +406,14 @@ class Hooks(FitHooks):
 
     def on_data(self, fit: Fit, handler: Any) -> None:
         if fit.data is None:
-            fit.data = HandlerData(fit, handler)
+            fit.data = HandlerData(fit, handler, self.tables.framework)
         else:
-            _watch_evaluation(fit, handler)
+            Evaluation(fit, handler, self.tables.framework)
 
     @contextlib.contextmanager
     def begun_later(self, fit: Fit) -> Iterator[None]:
-        at = (fit.epoch, fit.batch) if fit.mode is Mode.GO_ON else (fit.epochs, 0)
-        with shadow(fit.model, _maybe_load_initial_counters_from_ckpt=lambda *_: at):
+        at = Position(fit.epoch, fit.batch) if fit.mode is Mode.GO_ON else Position(fit.epochs, 0)
+        with self.tables.framework.applied(RESUME, at, to=fit.model):
             yield
 
     def repeat_end(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
@@ -386,25 +421,34 @@ class Hooks(FitHooks):
             return original(**{**arguments, "callbacks": None, "verbose": 0})
 
 
-def _watch_evaluation(fit: Fit, handler: Any) -> None:
+class Evaluation:
     """Validation: a notice need not wait for its end, and its data is read in the same order on resume."""
-    enumerate_all, all_steps = handler.enumerate_epochs, handler.steps
-    caught_up = False
 
-    def epochs() -> Iterator[Any]:
-        nonlocal caught_up
-        cached: Any = getattr(fit.model, "_eval_data_handler", None)
-        if cached is handler:
-            made = 1 + int(handler._adapter.should_recreate_iterator())
-            for _ in range(0 if caught_up else fit.evaluations * made):
-                iter(handler._dataset)
-            caught_up = True
-            fit.evaluations += 1
-        yield from enumerate_all()
+    def __init__(self, fit: Fit, handler: Any, table: PatchSet) -> None:
+        self._fit = fit
+        self._handler = handler
+        self._caught_up = False
+        table.begin(EVALUATION, self, to=handler)
 
-    def steps() -> Iterator[int]:
-        for step in all_steps():
-            fit.check_in_between()
-            yield step
+    def follow_epochs(self, original: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
+        fit, handler = self._fit, self._handler
 
-    handler.enumerate_epochs, handler.steps = epochs, steps
+        def epochs() -> Iterator[Any]:
+            cached: Any = getattr(fit.model, "_eval_data_handler", None)
+            if cached is handler:
+                made = 1 + int(handler._adapter.should_recreate_iterator())
+                for _ in range(0 if self._caught_up else fit.evaluations * made):
+                    iter(handler._dataset)
+                self._caught_up = True
+                fit.evaluations += 1
+            yield from original()
+
+        return epochs
+
+    def follow_steps(self, original: Callable[[], Iterator[int]]) -> Callable[[], Iterator[int]]:
+        def steps() -> Iterator[int]:
+            for step in original():
+                self._fit.check_in_between()
+                yield step
+
+        return steps

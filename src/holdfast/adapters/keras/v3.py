@@ -1,7 +1,7 @@
-"""Keras 3: where its ``fit`` can be followed, whichever backend computes.
+"""Keras 3: what it calls things, and the wrappers that follow its ``fit``, whichever backend computes.
 
-Three things are patched, and act only inside a ``fit`` that is looked after: ``fit`` itself, and the constructors of
-the data iterator and of the list of callbacks. What is followed from there on are methods of those very objects.
+The wrappers act only inside a ``fit`` that is protected. From its data iterator and its list of callbacks on, methods
+of those very objects are followed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 
 from holdfast.adapters.keras import seeds as keras_seeds
 from holdfast.adapters.keras import tensorflow as keras_tensorflow
-from holdfast.adapters.keras.data import EpochData, watch_evaluation
-from holdfast.adapters.keras.fit import Fit, Mode, shadow
-from holdfast.adapters.keras.hooks import FitHooks, Train
+from holdfast.adapters.keras.data import EpochData, Evaluation
+from holdfast.adapters.keras.fit import Fit, Mode
+from holdfast.adapters.keras.hooks import FitHooks, Tables, Train
+from holdfast.adapters.keras.scopes import RESUME
 from holdfast.agree import LocalBoard
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
@@ -78,9 +79,11 @@ class Keras3:
 
     def _global_seed_generator(self) -> Any:
         from keras.src.backend.common import global_state
-        from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+        from keras.src.random import seed_generator
 
-        return global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+        # Keras has a constant for this name from 3.13 on.
+        name = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
+        return global_state.get_global_attribute(name)
 
     def read(self, variable: Any) -> Any:
         if self.backend == "tensorflow":
@@ -178,19 +181,13 @@ class Keras3:
 
 
 class Hooks(FitHooks):
-    """The patches."""
+    """The wrappers."""
 
-    def __init__(self, keras: Any, train: Train) -> None:
-        super().__init__(Keras3(keras), train)
+    def __init__(self, keras: Any, tables: Tables, train: Train) -> None:
+        super().__init__(Keras3(keras), tables, train)
 
-    def install(self) -> None:
-        from keras.src.callbacks.callback_list import CallbackList
-        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-        from keras.src.trainers.epoch_iterator import EpochIterator
-
-        ArrayDataAdapter.get_tf_dataset = keras_seeds.shuffling(ArrayDataAdapter.get_tf_dataset, self.is_training)
-        model = self.framework.keras.Model
-        self.patch(next(base for base in model.__mro__ if "fit" in vars(base)), EpochIterator, CallbackList)
+    def configure(self) -> None:
+        """Nothing."""
 
     def place(self, model: Any, settings: Settings) -> Place:
         return Place(0, 1, LocalBoard())
@@ -198,29 +195,35 @@ class Hooks(FitHooks):
     def on_data(self, fit: Fit, iterator: Any) -> None:
         creates_seeds = self.framework.backend == "tensorflow"
         if fit.data is None:
-            fit.data = EpochData(fit, iterator, creates_seeds=creates_seeds)
+            fit.data = EpochData(fit, iterator, self.tables.framework, creates_seeds=creates_seeds)
         else:
-            watch_evaluation(fit, iterator, creates_seeds=creates_seeds)
+            Evaluation(fit, iterator, self.tables.framework, creates_seeds=creates_seeds)
 
     @contextlib.contextmanager
     def begun_later(self, fit: Fit) -> Iterator[None]:
         model = fit.model
         wanted = fit.epoch if fit.mode is Mode.GO_ON else fit.epochs
-        before, result = getattr(model, "_initial_epoch", None), model._get_metrics_result_or_logs
-
-        def with_logs(logs: Any) -> Any:
-            # Where no batch was left of the epoch, fit has no logs of a last step: that was in another process.
-            return result(logs or fit.logs or {})
+        before = getattr(model, "_initial_epoch", None)
 
         def set_epoch() -> None:
             model._initial_epoch = wanted
 
         fit.before_first_epoch = set_epoch
         try:
-            with shadow(model, _get_metrics_result_or_logs=with_logs):
+            with self.tables.framework.applied(RESUME, Resumed(fit), to=model):
                 yield
         finally:
             model._initial_epoch = before
 
     def repeat_end(self, original: Callable[..., Any], fit: Fit, arguments: dict[str, Any]) -> Any:
         return original(**{**arguments, "callbacks": None, "verbose": 0, "initial_epoch": fit.epochs})
+
+
+class Resumed:
+    """The logs of an epoch of which no batch was left: those of a last step are in another process."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+
+    def metrics_result(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda logs: original(logs or self._fit.logs or {})

@@ -1,0 +1,22 @@
+"""When a patch is in place: the scopes of the patch tables."""
+
+from __future__ import annotations
+
+CALLBACKS = "callbacks of a fit"
+"""On the list of callbacks, as long as it lives."""
+DATA = "training data of a fit"
+"""On the iterator over training data, as long as it lives."""
+EVALUATION = "validation data of a fit"
+"""On the iterator over validation data, as long as it lives."""
+DATASET = "dataset with hooks of its own"
+"""On the data adapter of a fit, as long as it lives."""
+RESUME = "fit that resumes"
+"""On the model, while ``fit`` runs."""
+SKIP_CALLBACKS = "step that is not repeated: callbacks"
+"""On the list of callbacks, for one step."""
+SKIP_MODEL = "step that is not repeated: model"
+"""On the model, for one step."""
+SHUFFLES = "dataset of arrays is built"
+"""For the calling thread."""
+LOCAL_READS = "weights are written"
+"""For the calling thread."""
