@@ -30,6 +30,7 @@ class Trainer(Base):
 
     def __init__(self):
         self._private = 1
+        self.__mangled = 2
 
     def train(self, n):
         return [n]
@@ -318,18 +319,24 @@ def test_the_source_and_the_process_agree_on_what_is_there(tmp_path: Path, libra
     (tmp_path / "package/inner.py").write_text(
         "import somelib\nfrom . import deeper\ntry:\n    import nothing_like_it\nexcept ImportError:\n"
         "    class Fallback:\n        x: int = 1\nclass Mine(somelib.Trainer):\n    def own(self): pass\n"
+        "    def __hidden(self): self.__held = 1\n"
     )
     (tmp_path / "package/deeper.py").write_text("a, b = 1, 2\n")
     sources = Sources([str(tmp_path)])
     for target in (
         *ALL,
         "somelib:Trainer._private",
+        "somelib:Trainer._Trainer__mangled",
+        "somelib:Trainer.__mangled",
         "somelib:Trainer.nothing",
         "somelib:nothing",
         "nothing:nothing",
         "package:Renamed.train",
         "package:Renamed.nothing",
         "package:Mine.own",
+        "package:Mine._Mine__hidden",
+        "package:Mine._Mine__held",
+        "package:Mine._Mine__nothing",
         "package:Mine.inherited",
         "package:Mine._private",
         "package:Mine.nothing",

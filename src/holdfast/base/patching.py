@@ -159,8 +159,12 @@ class PatchSet:
     @property
     def required(self) -> tuple[str, ...]:
         """The names without which it is not applied, whatever has been imported."""
-        needed = {one.target for one in (*self.patches, *self.reads) if one.required and not one.loaded}
-        return tuple(target for target in self.targets if target in needed)
+        return tuple(dict.fromkeys(one.target for one in self._needed() if not one.loaded))
+
+    def _needed(self) -> list[Patch | Reads]:
+        """What of the framework it needs, be it imported or not."""
+        every: list[Patch | Reads] = [*(patch for patch in self.patches if not patch.adds), *self.reads]
+        return [one for one in every if one.required]
 
     def version(self) -> str | None:
         """Version of the framework that is installed here; ``python`` is the interpreter with its library."""
@@ -173,9 +177,7 @@ class PatchSet:
     def missing(self) -> list[str]:
         """Required targets that this process cannot find; imports their modules, but for those that are ``loaded``."""
         needed = [
-            one.target
-            for one in (*(patch for patch in self.patches if not patch.adds), *self.reads)
-            if one.required and not (one.loaded and _module_of(one.target) not in sys.modules)
+            one.target for one in self._needed() if not (one.loaded and _module_of(one.target) not in sys.modules)
         ]
         return [target for target in dict.fromkeys(needed) if not exists(target)]
 
@@ -317,7 +319,7 @@ def _owner_of(target: str) -> tuple[Any, str]:
 def _place_one(patch: Patch, wrap: Callable[[Any], Any], applied: Applied, *, to: object, thread: int | None) -> None:
     owner, name = (to, patch.target.rpartition(".")[2]) if to is not None else _owner_of(patch.target)
     absent = (None,) if patch.adds else ()
-    current = getattr(owner, name, *absent) if to is not None else inspect.getattr_static(owner, name, *absent)
+    current: Any = getattr(owner, name, *absent) if to is not None else inspect.getattr_static(owner, name, *absent)
     kind = type(current) if isinstance(current, staticmethod | classmethod) else None
     original = current.__func__ if kind is not None else current
     if patch.scope == PROCESS and getattr(original, MARK, None) == patch.target:

@@ -192,7 +192,8 @@ def _set_on_self(node: ast.ClassDef) -> frozenset[str]:
             and isinstance(part.value, ast.Name)
             and part.value.id == "self"
         ):
-            found.add(part.attr)
+            private = part.attr.startswith("__") and not part.attr.endswith("__")
+            found.add(f"_{node.name.lstrip('_')}{part.attr}" if private else part.attr)
     return frozenset(found)
 
 
