@@ -112,7 +112,7 @@ class Sources:
                 return not rest
             if name in _assigned(part):
                 return True
-        if not rest and (name in _set_on_self(node) or hasattr(object, name)):
+        if not rest and (path[0] in _set_on_self(node) or hasattr(object, name)):
             return True
         answers = [self._base_has(module, base, path, depth - 1) for base in node.bases]
         if True in answers:
