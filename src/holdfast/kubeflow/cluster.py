@@ -14,9 +14,9 @@ from urllib3.exceptions import HTTPError
 
 from holdfast.base.clock import Deadline
 from holdfast.errors import HoldfastError, JobNotFoundError, MissingExtraError, StoreError
-from holdfast.kubeflow import jobs
-from holdfast.kubeflow.jobs import Progress, UnreachableError
+from holdfast.kubeflow import states
 from holdfast.kubeflow.records import LIST, is_on
+from holdfast.kubeflow.states import Progress, UnreachableError
 from holdfast.operator.admission.trainjob import asked_by
 from holdfast.operator.names import CONTAINER, INDEX_LABEL, JOBSET_NAME_LABEL, PROGRESS, QUEUE_LABEL
 from holdfast.progress import ProgressFileError, parse_progress
@@ -118,7 +118,7 @@ class ClusterJobs:
     def pause(self, name: str) -> None:
         body, pods = self._get(name), self._pods(name)
         state = _state(body, pods)
-        if state in (jobs.COMPLETE, jobs.FAILED):
+        if state in (states.COMPLETE, states.FAILED):
             raise HoldfastError(f"the job {name!r} is {state}: there is nothing to pause")
         if why := _unsaved(body, pods):
             raise HoldfastError(f"the job {name!r} is not paused: {why}, and would begin anew")
@@ -130,7 +130,7 @@ class ClusterJobs:
 
     def resume(self, name: str) -> None:
         body = self._get(name)
-        if _state(body, []) == jobs.FAILED:
+        if _state(body, []) == states.FAILED:
             raise HoldfastError(
                 f"the job {name!r} has failed, and a TrainJob does not start again; delete it, and submit it with the "
                 f"same output_dir: it goes on from there"
@@ -272,11 +272,11 @@ def _progress_file(body: dict[str, Any]) -> str | None:
 
 def _state(body: dict[str, Any], pods: list[Any]) -> str:
     conditions = {item["type"]: item for item in (body.get("status") or {}).get("conditions") or []}
-    for kind in (jobs.COMPLETE, jobs.FAILED):
+    for kind in (states.COMPLETE, states.FAILED):
         if conditions.get(kind, {}).get("status") == "True":
             return kind
     there = [pod for pod in pods if pod.status.phase not in ("Succeeded", "Failed")]
     if (body.get("spec") or {}).get("suspend"):
-        return jobs.PAUSING if there else jobs.PAUSED
+        return states.PAUSING if there else states.PAUSED
     running = any(pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None for pod in there)
-    return jobs.RUNNING if running else jobs.CREATED
+    return states.RUNNING if running else states.CREATED

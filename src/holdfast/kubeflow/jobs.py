@@ -8,15 +8,47 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError, MissingExtraError
+from holdfast.errors import ConfigError, JobNotFoundError, MissingExtraError
 from holdfast.kubeflow import records
+from holdfast.kubeflow.states import (
+    COMPLETE,
+    CREATED,
+    FAILED,
+    PAUSED,
+    PAUSING,
+    RUNNING,
+    Jobs,
+    Progress,
+    UnreachableError,
+)
 from holdfast.store.checkpoints import rows_of
 from holdfast.store.manifest import step_of
 
-CREATED, RUNNING, PAUSING, PAUSED, COMPLETE, FAILED = "Created", "Running", "Pausing", "Paused", "Complete", "Failed"
+__all__ = [
+    "COMPLETE",
+    "CREATED",
+    "FAILED",
+    "PAUSED",
+    "PAUSING",
+    "RUNNING",
+    "Jobs",
+    "LocalJobs",
+    "Progress",
+    "UnreachableError",
+    "checkpoints",
+    "delete",
+    "logs",
+    "patient",
+    "pause",
+    "paused",
+    "progress",
+    "resume",
+    "wait_for",
+    "where",
+]
+
 _LOOK_S = 0.5
 _MARGIN_S = 120.0
 """To pause a job takes its grace period at most, and this for what a cluster does before and after."""
@@ -24,100 +56,6 @@ _LAST_WORDS_S = 20.0
 """What a pod said last is in the status of its job a moment after the pod has gone, if there is an operator."""
 _PATIENCE_S = 60.0
 """How long whoever waits for a job bears with a cluster that does not answer."""
-
-
-class UnreachableError(HoldfastError, ConnectionError):
-    """The cluster does not answer, or not now: try again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How a job is doing. What nobody knows is None."""
-
-    name: str
-    state: str
-    """``Created``, ``Running``, ``Pausing``, ``Paused``, ``Complete`` or ``Failed``."""
-    file: dict[str, Any] = field(default_factory=dict)
-    """``status.trainingProgress`` of the TrainJob, or the progress file."""
-
-    @property
-    def step(self) -> int | None:
-        return self.file.get("step")
-
-    @property
-    def total_steps(self) -> int | None:
-        return self.file.get("totalSteps")
-
-    @property
-    def percent(self) -> float | None:
-        return _number(self.file.get("percentComplete"))
-
-    @property
-    def eta(self) -> str | None:
-        return self.file.get("estimatedTimeRemaining")
-
-    @property
-    def epoch(self) -> int | None:
-        return self.file.get("epoch")
-
-    @property
-    def learning_rate(self) -> float | None:
-        return _number(self.file.get("learningRate"))
-
-    @property
-    def loss(self) -> float | None:
-        return _number(self.file.get("loss"))
-
-    @property
-    def resumed_from(self) -> str | None:
-        return self.file.get("resumedFrom")
-
-    @property
-    def latest_checkpoint(self) -> str | None:
-        return (self.file.get("checkpointing") or {}).get("latestCheckpoint")
-
-    def __str__(self) -> str:
-        words = [self.name, self.state]
-        if self.step is not None:
-            words.append(f"step {self.step}" + (f" of {self.total_steps}" if self.total_steps else ""))
-        if self.percent is not None:
-            words.append(f"{self.percent:.1f} %")
-        if self.eta and self.state == RUNNING:
-            words.append(f"ETA {self.eta}")
-        if self.file.get("loss"):
-            words.append(f"loss {self.file['loss']}")
-        if self.resumed_from:
-            words.append(f"resumed from {self.resumed_from}")
-        return " · ".join(words)
-
-
-def _number(text: Any) -> float | None:
-    """A progress that makes no sense is none."""
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return None
-
-
-class Jobs(Protocol):
-    """Where jobs are."""
-
-    def names(self) -> list[str]: ...
-
-    def pause(self, name: str) -> None:
-        """Tell it to save and stop; does not wait for it."""
-
-    def grace_s(self, name: str) -> float: ...
-
-    def resume(self, name: str) -> None: ...
-
-    def progress(self, name: str) -> Progress: ...
-
-    def checkpoints(self, name: str) -> list[dict[str, Any]]: ...
-
-    def delete(self, name: str) -> None: ...
-
-    def logs(self, name: str, follow: bool) -> Any: ...
 
 
 class LocalJobs:

@@ -18,11 +18,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kubeflow.trainer.backends.localprocess.backend import LocalProcessBackend
 from kubeflow.trainer.backends.localprocess.job import LocalJob
 from kubeflow.trainer.constants import constants
 
-from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError
+from holdfast.errors import ConfigError, JobNotFoundError
 from holdfast.kubeflow import records
 from holdfast.kubeflow.records import (
     COMPLETE,
@@ -40,15 +39,11 @@ from holdfast.kubeflow.records import (
     log_lines,
     read_record,
 )
-from holdfast.kubeflow.trainer import TransformersTrainer, take_over
-
-
-def install() -> None:
-    take_over(LocalProcessBackend, submit)
+from holdfast.kubeflow.submission import Submission
 
 
 def submit(
-    backend: Any, train: Callable[..., str], runtime: Any, trainer: TransformersTrainer, options: list[Any] | None
+    backend: Any, train: Callable[..., str], runtime: Any, trainer: Submission, options: list[Any] | None
 ) -> str:
     if runtime is None:
         runtime = constants.DEFAULT_TRAINING_RUNTIME
@@ -59,16 +54,13 @@ def submit(
         option(job_spec, trainer, backend)
     name = job_spec.get("metadata", {}).get("name") or random.choice(string.ascii_lowercase) + uuid.uuid4().hex[:11]
     record = _record(name, trainer)
-    register = getattr(backend, "_LocalProcessBackend__register_job", None)
-    if register is None:
-        raise HoldfastError("this version of the Kubeflow SDK keeps its local jobs elsewhere; use kubeflow 0.5")
     job = Job(records.submit(record, f"{inspect.getsource(trainer.func)}\n\n{trainer.func.__name__}()\n"))
-    register(train_job_name=name, step_name="train", job=job, runtime=runtime)
+    backend._LocalProcessBackend__register_job(train_job_name=name, step_name="train", job=job, runtime=runtime)
     job.start()
     return str(name)
 
 
-def _record(name: str, trainer: TransformersTrainer) -> Record:
+def _record(name: str, trainer: Submission) -> Record:
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"name: {name!r} is not accepted; it must be lower case letters, digits and '-', 63 at most, a letter first"

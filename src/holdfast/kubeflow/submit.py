@@ -15,14 +15,12 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kubeflow.trainer.backends.container.backend import ContainerBackend
-from kubeflow.trainer.backends.kubernetes.backend import KubernetesBackend
 from kubeflow.trainer.constants import constants
 from kubernetes.client import ApiException
 
 from holdfast.errors import ConfigError
 from holdfast.kubeflow import carried
-from holdfast.kubeflow.trainer import TransformersTrainer, take_over
+from holdfast.kubeflow.submission import Submission
 from holdfast.operator.admission.trainjob import secured
 from holdfast.operator.names import CHECKPOINTING, CONTAINER, DOMAIN, QUEUE_LABEL
 from holdfast.operator.spec import parse
@@ -54,12 +52,7 @@ _EXPANDED = re.compile(r"\$(?=[$(])")
 """Where Kubernetes would look for another variable, or take one of two signs away."""
 
 
-def install() -> None:
-    take_over(KubernetesBackend, submit)
-    take_over(ContainerBackend, _refuse)
-
-
-def _refuse(*_: Any) -> str:
+def refuse(*_: Any) -> str:
     """As a container of this machine a job would have neither its volume nor holdfast, and would not be saved."""
     raise ConfigError(
         "client: ContainerBackendConfig is not accepted for a TransformersTrainer; it must be a client of "
@@ -68,7 +61,7 @@ def _refuse(*_: Any) -> str:
 
 
 def submit(
-    backend: Any, train: Callable[..., str], runtime: Any, trainer: TransformersTrainer, options: list[Any] | None
+    backend: Any, train: Callable[..., str], runtime: Any, trainer: Submission, options: list[Any] | None
 ) -> str:
     """Check what only the cluster knows, then submit."""
     keys = check(backend, trainer)
@@ -77,7 +70,7 @@ def submit(
     return str(train(stand_in, runtime=runtime, trainer=trainer))
 
 
-def check(backend: Any, trainer: TransformersTrainer) -> list[str]:
+def check(backend: Any, trainer: Submission) -> list[str]:
     """Raises ConfigError for a claim or a secret that is not there, and for a path that means nothing in a pod.
 
     Returns the keys of the secret.
@@ -117,7 +110,7 @@ def _must_exist(backend: Any, field: str, kind: str, name: str, read: Callable[.
 class _Completing:
     """The API that the SDK talks to, for one submission: the TrainJob is completed on its way."""
 
-    def __init__(self, backend: Any, trainer: TransformersTrainer, keys: list[str]) -> None:
+    def __init__(self, backend: Any, trainer: Submission, keys: list[str]) -> None:
         self._backend = backend
         self._api = backend.custom_api
         self._trainer = trainer
@@ -166,7 +159,7 @@ def _runtime_path(api: Any, namespace: str, body: dict[str, Any]) -> str | None:
 
 def completed(
     body: dict[str, Any],
-    trainer: TransformersTrainer,
+    trainer: Submission,
     *,
     carries: str | None,
     path: str | None = None,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from kubeflow.trainer.types.types import CustomTrainer
 
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError
+from holdfast.kubeflow import patches
 from holdfast.kubeflow.payload import carrier
 from holdfast.kubeflow.storage import Output, is_name, parse_output
 
@@ -130,7 +130,7 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
                 f"grace_period_seconds: {grace!r} is not accepted; it must be a whole number, {_LEAST_GRACE_S} or more"
             )
         self.env = self._environment()
-        _let_train_take_it()
+        patches.install(TransformersTrainer)  # whoever makes no such trainer has the SDK as it is
         func, arguments = vars(self)["func"], vars(self)["func_args"]
         self.func, self.func_args = carrier(func, arguments), None  # the function carries them
 
@@ -225,36 +225,6 @@ class TransformersTrainer(CustomTrainer):  # type: ignore[misc]
         if self.output is not None:
             block["storage"] = self.output.block(self.secret_name)
         return block
-
-
-def take_over(kind: Any, submit: Callable[..., str]) -> None:
-    """Let ``train`` of a backend of the SDK hand a TransformersTrainer to ``submit``; all else goes through untouched.
-
-    ``submit`` gets the backend, its own ``train``, runtime, trainer and options.
-    """
-    original = kind.train
-    if hasattr(original, "_holdfast"):
-        return
-
-    @functools.wraps(original)
-    def train(
-        self: Any, runtime: Any = None, initializer: Any = None, trainer: Any = None, options: list[Any] | None = None
-    ) -> str:
-        if not isinstance(trainer, TransformersTrainer):
-            return str(original(self, runtime, initializer, trainer, options))
-        given = functools.partial(original, initializer=initializer, options=options)
-        return submit(self, given, runtime, trainer, options)
-
-    train._holdfast = True  # type: ignore[attr-defined]
-    kind.train = train
-
-
-def _let_train_take_it() -> None:
-    """Only whoever makes such a trainer needs what is changed in the SDK for it."""
-    from holdfast.kubeflow import local, submit
-
-    submit.install()
-    local.install()
 
 
 def _check_count(name: str, value: Any) -> None:
