@@ -63,9 +63,9 @@ def train(request: dict, rank: int) -> None:
     if request["faults"]:
         _inject(request, rank)
     if os.environ["HOLDFAST_ENABLED"] != "0":
-        import holdfast.adapters.replay.follower
+        import holdfast.adapters.replay.patches
 
-        holdfast.adapters.replay.follower.install(torch)
+        holdfast.adapters.replay.patches.install(torch)
     path = HERE / "scripts" / f"{request['script']}.py"
     sys.argv = [str(path), *request["options"]]
     runpy.run_path(str(path), run_name="__main__")
@@ -149,7 +149,7 @@ def serve(fd: int) -> None:
         import accelerate
         import accelerate.utils  # noqa: F401
 
-    import holdfast.adapters.replay.follower
+    import holdfast.adapters.replay.patches
     import holdfast.adapters.replay.script  # noqa: F401
 
     torch.set_num_threads(1)

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
+from _holdfast_startup import required
 from holdfast.adapters.replay.loop import Followed, Pass
 from holdfast.adapters.replay.objects import Registry
 from holdfast.adapters.replay.passes import Watched
@@ -23,6 +24,7 @@ from holdfast.errors import Preempted, StateError
 from holdfast.runtime.environment import surroundings
 from holdfast.runtime.host import Host
 from holdfast.runtime.ownership import _claims
+from holdfast.runtime.protection import unprotected
 
 log = logging.getLogger("holdfast")
 
@@ -203,7 +205,8 @@ class Events:
         if not self._following and not self._over:
             self.first_act()
         if not self._acts():
-            self._missed += not self._following and not _claims
+            if not self._following and not _claims:
+                self._miss_step()
             if self._following and self._replay is None and get_ident() != self._thread and not _claims:
                 self._give_up("its optimizer steps in another thread than the one that fetches its batches")
             return
@@ -217,6 +220,17 @@ class Events:
             self._replay.before_step(optimizer)
         else:
             self._begin_step()
+
+    def _miss_step(self) -> None:
+        """A step that is not followed: reported at the end, or refused before it is made."""
+        self._missed += 1
+        if required():
+            unprotected(f"an optimizer step cannot be followed, since {self._why_missed()}")
+
+    def _why_missed(self) -> str:
+        if self._claimed:
+            return "a framework, or holdfast.Run, was in charge before"
+        return f"torch.distributed was not initialised, though WORLD_SIZE is {os.environ.get('WORLD_SIZE')}"
 
     def _begin_step(self) -> None:
         if self._early:
@@ -338,9 +352,9 @@ class Events:
 
     def _give_up(self, why: str) -> None:
         if not self._over:
-            log.error("this loop goes on unprotected, since %s", why)
             self.loop.pending = False
             self.close(end_passes=False)
+            unprotected(f"this loop goes on unprotected, since {why}")
 
     def _tell_training(self) -> None:
         assert self.host is not None

@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +29,7 @@ from holdfast.adapters.replay.provenance import Birth
 from holdfast.adapters.replay.reads import Reading, Seen
 from holdfast.adapters.replay.resume import Replay
 from holdfast.adapters.replay.trace import AFTER, astray
+from holdfast.base.patching import MissingTargetsError
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, Preempted, StateError
 from holdfast.notice import NoticeSource
@@ -36,6 +37,7 @@ from holdfast.progress import Progress
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.runtime.host import Host
 from holdfast.runtime.ownership import tell_no_more, tell_of_claims
+from holdfast.runtime.protection import unprotected
 from holdfast.runtime.session import Place
 from holdfast.store.checkpoints import Checkpoint
 from holdfast.torch import rng
@@ -65,12 +67,14 @@ class Follower(Events):
         sources: Sequence[NoticeSource] = (),
         on_preempted: Callable[[Preempted], NoReturn] | None = None,
         name: str = "torch",
+        around: str | None = None,
     ) -> None:
-        """``place`` is called at the first training act. ``on_preempted``: instead of raising out of the boundary."""
+        """``place`` is called at the first training act. ``on_preempted``: instead of raising out of the boundary.
+        ``around``: file of holdfast's that calls the script, where that is a function."""
         super().__init__()
         self.settings = settings
         self.name = name
-        self._place, self._sources, self._on_preempted = place, sources, on_preempted
+        self._place, self._sources, self._on_preempted, self._around = place, sources, on_preempted, around
         self._hooks = Hooks(self)
         self._refusal: HoldfastError | None = None
 
@@ -86,11 +90,12 @@ class Follower(Events):
         global _current
         if _current is not None and _current is not self:
             _current.close()
-        if _current is None and not self._hooks.active:
+        first = _current is None and not self._hooks.active
+        self._hooks.begin()
+        if first:
             os.register_at_fork(after_in_child=self.stay_behind)
         _current = self
         self._birth = Birth(self.settings)
-        self._hooks.begin()
         tell_of_claims(self.stand_back)
 
     def finish(self) -> None:
@@ -118,16 +123,13 @@ class Follower(Events):
     def _tell_what_was_missed(self) -> None:
         advice = "nothing was saved; with holdfast.Run(model=…) a loop says itself what a step is"
         if self._missed:
-            why = f"torch.distributed was not initialised, though WORLD_SIZE is {os.environ.get('WORLD_SIZE')}"
-            if self._claimed:
-                why = "a framework, or holdfast.Run, was in charge before"
-            log.warning("%d optimizer steps were not followed, since %s: %s", self._missed, why, advice)
+            unprotected(f"{self._missed} optimizer steps were not followed, since {self._why_missed()}: {advice}")
         elif not self._claimed and any(
             parameter.grad is not None for root in self.registry.roots() for parameter in root.parameters()
         ):
-            log.warning(
-                "this script has trained without a torch.optim.Optimizer that steps: nothing was followed, and %s",
-                advice,
+            unprotected(
+                "this script has trained without a torch.optim.Optimizer that steps: nothing was followed, and "
+                f"{advice}"
             )
 
     def crashed(self, error: BaseException) -> None:
@@ -250,7 +252,8 @@ class Follower(Events):
         assert host is not None
         host.announce()
         box = BlackBox(host.box_path(), host.rank)
-        seen = Seen(f"{box.path}.seen" if box.path is not None and place.world > 1 else None)
+        mirror = f"{box.path}.seen" if box.path is not None and place.world > 1 else None
+        seen = Seen(mirror, around=self._around)
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)
         if self._replay is not None:
             self._replay.begin(self.loop, self._birth)
@@ -283,7 +286,12 @@ class Follower(Events):
     def made(self, kind: str, thing: Any) -> None:
         self.registry.note(kind, thing)
         if kind == "optimizer" and not self._following and not self._over and not self._claimed:
-            self._hooks.watch_loaders()
+            try:
+                self._hooks.watch_loaders()
+            except MissingTargetsError as error:
+                self.close()
+                unprotected(f"this script is not followed, since its loaders cannot be: {error}")
+                return
             self._hooks.watch_first_call()
 
     def loads(self, file: Any) -> None:
@@ -321,10 +329,3 @@ class Follower(Events):
             resumed_from=self.host.resumed_from,
             checkpointing=self.host.checkpointing(),
         )
-
-
-def install(module: ModuleType) -> None:
-    """Follow this process's script if nobody else does."""
-    from holdfast.adapters.replay.script import follow_script
-
-    follow_script()

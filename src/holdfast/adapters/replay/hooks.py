@@ -1,35 +1,26 @@
-"""Where a loop is looked at: constructors, loaders and optimizer steps of torch, while somebody follows it.
+"""Observation of a loop: constructors, loaders and optimizer steps of torch, while somebody follows it.
 
-Nothing is added to a module's call. What is replaced passes everything on unless a :class:`Watcher` follows in this
-process, and is put back when it stops.
+Nothing is added to a module's call once the loop has begun. What is replaced passes everything on unless a
+:class:`Watcher` follows in this process, and is put back when it stops.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader
 
-from holdfast.adapters.replay.passes import KINDS
-
-_SCHEDULERS = (
-    lr_scheduler.LRScheduler,
-    lr_scheduler.ReduceLROnPlateau,
-    lr_scheduler.SequentialLR,
-    lr_scheduler.ChainedScheduler,
-)
-"""Those that do not leave their making to another."""
+from holdfast.adapters.replay.loaders import loader_tables
+from holdfast.adapters.replay.patches import TORCH, TORCHDATA
+from holdfast.base.patching import Applied
 
 
 class Watcher(Protocol):
-    """Who is told."""
+    """Receives what the hooks observe."""
 
     def made_module(self, module: torch.nn.Module) -> None: ...
     def made(self, kind: str, thing: Any) -> None: ...
@@ -44,111 +35,123 @@ class Watcher(Protocol):
 
 
 class Hooks:
-    """Puts a watcher in place and takes it away."""
+    """Puts a watcher in place and takes it away. Its other methods are the wrappers of the patch tables."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._applied: dict[str, Applied] = {}
+        """By framework: its patches that are in place."""
+        self._call: Applied | None = None
         self._handles: list[Any] = []
-        self._call: Any = None
         self.active = False
 
     def begin(self) -> None:
+        """Raises MissingTargetsError if a library lacks a name, and then leaves all of them as they are."""
         if self.active:
             return
         self.active = True
         watcher = self._watcher
-        self._after(torch.nn.Module, "__init__", watcher.made_module)
-        self._after(torch.nn.Module, "__setstate__", watcher.made_module)
-        self._after(DistributedDataParallel, "__init__", watcher.made_ddp)
-        self._after(torch.optim.Optimizer, "__init__", functools.partial(watcher.made, "optimizer"))
-        for kind in _SCHEDULERS:
-            self._after(kind, "__init__", functools.partial(watcher.made, "scheduler"))
-        scaler = torch.amp.GradScaler
-        self._after(scaler, "__init__", functools.partial(watcher.made, "scaler"))
-        self._around(
-            scaler,
-            "step",
-            lambda real: (
-                lambda one, optimizer, *args, **options: watcher.scaler_step(
-                    one, optimizer, functools.partial(real, one, optimizer, *args, **options)
-                )
-            ),
-        )
-        self._around(
-            scaler,
-            "update",
-            lambda real: (
-                lambda one, *args, **options: watcher.scaler_update(one, functools.partial(real, one, *args, **options))
-            ),
-        )
-        for holder in (torch, torch.serialization):
-            self._around(holder, "load", self._load)
-        self.watch_loaders()
+        try:
+            self._applied[TORCH.framework] = TORCH.begin("follow", self)
+            self.watch_loaders()
+        except BaseException:
+            self.end()
+            raise
         self._handles = [
             register_optimizer_step_pre_hook(watcher.before_step),
             register_optimizer_step_post_hook(watcher.after_step),
         ]
 
-    def _load(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def load(file: Any, *args: Any, **options: Any) -> Any:
-            self._watcher.loads(file)
-            return real(file, *args, **options)
-
-        return load
-
     def watch_loaders(self) -> None:
-        """Also those of packages that were imported since."""
-        watcher = self._watcher
-        kinds = [DataLoader, *KINDS]
-        torchdata = sys.modules.get("torchdata.stateful_dataloader")
-        if torchdata is not None:
-            kinds.append(torchdata.StatefulDataLoader)
-        watched = {holder for holder, _, _ in self._undo}
-        for kind in kinds:
-            if kind not in watched:
-                self._around(kind, "__iter__", lambda real: lambda loader: watcher.iterate(loader, real))
+        """Follow the loaders of other packages too, of those that were imported since."""
+        for table in (TORCHDATA, *loader_tables()):
+            if table.framework not in self._applied:
+                applied = table.begin("follow", self)
+                if applied.originals:
+                    self._applied[table.framework] = applied
 
     def watch_first_call(self) -> None:
         """Tell the watcher before the next call of a module, once."""
-        if self._call is not None or not self.active:
-            return
-        real = self._call = torch.nn.Module.__call__
-
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._watcher.first_act(training=False):
-                self.forget_first_call()
-                return module(*args, **kwargs)
-            return real(module, *args, **kwargs)
-
-        torch.nn.Module.__call__ = call
+        if self._call is None and self.active:
+            self._call = TORCH.begin("first call", self)
 
     def forget_first_call(self) -> None:
         if self._call is not None:
-            torch.nn.Module.__call__ = self._call
+            self._call.undo()
             self._call = None
 
     def end(self) -> None:
+        self.active = False
         self.forget_first_call()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for holder, name, own in reversed(self._undo):
-            setattr(holder, name, own)
-        self._undo.clear()
-        self.active = False
+        for applied in self._applied.values():
+            applied.undo()
+        self._applied.clear()
 
-    def _after(self, holder: Any, name: str, tell: Callable[[Any], None]) -> None:
-        def wrap(real: Callable[..., None]) -> Callable[..., None]:
-            def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-                real(self, *args, **kwargs)
-                tell(self)
+    # ------------------------------------------------------------------ wrappers
 
-            return wrapped
+    def module_made(self, original: Callable[..., None]) -> Callable[..., None]:
+        return self._after(original, self._watcher.made_module)
 
-        self._around(holder, name, wrap)
+    def ddp_made(self, original: Callable[..., None]) -> Callable[..., None]:
+        return self._after(original, self._watcher.made_ddp)
 
-    def _around(self, holder: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        real = holder.__dict__[name]
-        self._undo.append((holder, name, real))
-        setattr(holder, name, functools.wraps(real)(wrap(real)))
+    def optimizer_made(self, original: Callable[..., None]) -> Callable[..., None]:
+        return self._after(original, functools.partial(self._watcher.made, "optimizer"))
+
+    def scheduler_made(self, original: Callable[..., None]) -> Callable[..., None]:
+        return self._after(original, functools.partial(self._watcher.made, "scheduler"))
+
+    def scaler_made(self, original: Callable[..., None]) -> Callable[..., None]:
+        return self._after(original, functools.partial(self._watcher.made, "scaler"))
+
+    def _after(self, original: Callable[..., None], tell: Callable[[Any], None]) -> Callable[..., None]:
+        def made(thing: Any, *args: Any, **kwargs: Any) -> None:
+            original(thing, *args, **kwargs)
+            if self.active:
+                tell(thing)
+
+        return made
+
+    def scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = self._watcher.scaler_step
+
+        def step(scaler: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
+            real = functools.partial(original, scaler, optimizer, *args, **options)
+            return tell(scaler, optimizer, real) if self.active else real()
+
+        return step
+
+    def scaler_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = self._watcher.scaler_update
+
+        def update(scaler: Any, *args: Any, **options: Any) -> Any:
+            real = functools.partial(original, scaler, *args, **options)
+            return tell(scaler, real) if self.active else real()
+
+        return update
+
+    def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(f: Any, *args: Any, **options: Any) -> Any:
+            if self.active:
+                self._watcher.loads(f)
+            return original(f, *args, **options)
+
+        return load
+
+    def iterate(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def iterate(loader: Any) -> Any:
+            return self._watcher.iterate(loader, original) if self.active else original(loader)
+
+        return iterate
+
+    def first_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._call is not None and self._watcher.first_act(training=False):
+                self.forget_first_call()
+                return module(*args, **kwargs)
+            return original(module, *args, **kwargs)
+
+        return call

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from holdfast.adapters.replay.patches import SAFETENSORS, TORCH
+from holdfast.base.patching import Applied
 from holdfast.torch.state import unwrap
 
 _MOST_ANSWERS = 512
@@ -27,39 +27,77 @@ _PLAIN = (int, bool, str, type(None))
 
 
 class Outputs:
-    """Stands between the script and its modules."""
+    """Stands between the script and its modules. Wrappers of the patch tables are among its methods."""
 
     def __init__(self) -> None:
         self._answers: dict[Any, _Answer] = {}
         self._zeros: dict[tuple[Any, Any], torch.Tensor] = {}
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._applied: list[Applied] = []
+        self._calls: Applied | None = None
+        self._answering = False
         self._stripped: list[tuple[Any, Any]] = []
 
     # ------------------------------------------------------------------ in and out
 
     def begin(self) -> None:
-        answer = self._answer
-
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return answer(module, args, kwargs)
-
-        self._replace(torch.nn.Module, "__call__", call)
-        self._replace(torch.autograd, "grad", functools.partial(_grad, torch.autograd.grad))
-        for holder in (torch, torch.serialization):
-            self._replace(holder, "save", self._save)
-        if "safetensors.torch" in sys.modules:
-            self._replace(sys.modules["safetensors.torch"], "serialize_file", self._save)
+        self._applied = [table.begin("replay", self) for table in (TORCH, SAFETENSORS)]
+        self._stand_between()
 
     def end(self) -> None:
-        for holder, name, own in reversed(self._undo):
-            setattr(holder, name, own)
-        self._undo.clear()
+        self._step_aside()
+        for applied in self._applied:
+            applied.undo()
+        self._applied.clear()
         self._answers.clear()
         self._zeros.clear()
 
-    def _replace(self, holder: Any, name: str, value: Any) -> None:
-        self._undo.append((holder, name, getattr(holder, name)))
-        setattr(holder, name, value)
+    def _stand_between(self) -> None:
+        self._calls = TORCH.begin("answer", self)
+        self._answering = True
+
+    def _step_aside(self) -> None:
+        self._answering = False
+        if self._calls is not None:
+            self._calls.undo()
+            self._calls = None
+
+    # ------------------------------------------------------------------ wrappers
+
+    def call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        answer = self._answer
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return answer(module, args, kwargs) if self._answering else original(module, *args, **kwargs)
+
+        return call
+
+    @staticmethod
+    def grad(original: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(outputs: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            return _grad(original, outputs, inputs, *args, **options)
+
+        return grad
+
+    @staticmethod
+    def save(original: Callable[..., Any]) -> Callable[..., Any]:
+        def save(*_: Any, **__: Any) -> None:
+            """Write nothing."""
+
+        return save
+
+    @staticmethod
+    def forward_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            return torch.nn.BatchNorm2d.forward(module, *args, **kwargs)
+
+        return forward
+
+    @staticmethod
+    def check_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def check(*_: Any) -> None:
+            """Accept it."""
+
+        return check
 
     # ------------------------------------------------------------------ modules
 
@@ -74,19 +112,12 @@ class Outputs:
 
     def _really(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call it, inside all wrappers: ranks need not take part in each other's answers."""
-        replaced = torch.nn.Module.__call__
-        own = next(own for holder, name, own in self._undo if holder is torch.nn.Module)
-        torch.nn.Module.__call__ = own
-        sync = torch.nn.SyncBatchNorm.forward
-        torch.nn.SyncBatchNorm.forward = torch.nn.BatchNorm2d.forward
-        check = torch.nn.BatchNorm2d._check_input_dim
-        torch.nn.BatchNorm2d._check_input_dim = lambda *_: None
+        self._step_aside()
         try:
-            return unwrap(module)(*args, **kwargs)
+            with TORCH.applied("alone", self):
+                return unwrap(module)(*args, **kwargs)
         finally:
-            torch.nn.Module.__call__ = replaced
-            torch.nn.SyncBatchNorm.forward = sync
-            torch.nn.BatchNorm2d._check_input_dim = check
+            self._stand_between()
 
     def _gradients(self, module: torch.nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The parameters of a module, each with a gradient of zeros."""
@@ -116,11 +147,6 @@ class Outputs:
         for parameter, grad in self._stripped:
             parameter.grad = grad
         self._stripped.clear()
-
-    # ------------------------------------------------------------------ the rest
-
-    def _save(self, *_: Any, **__: Any) -> None:
-        """Nothing is written."""
 
 
 def _grad(real: Any, outputs: Any, inputs: Any, *args: Any, allow_unused: Any = None, **options: Any) -> Any:

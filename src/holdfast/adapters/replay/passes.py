@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-from holdfast.adapters.replay.loop import Pass
+from holdfast.adapters.replay.loaders import kind_of
+from holdfast.adapters.replay.loop import Followed, Pass
 from holdfast.adapters.replay.outputs import clone_batch
+from holdfast.adapters.replay.trace import Trace
 from holdfast.torch.data.batches import Batches
 from holdfast.torch.data.stateful import is_stateful_dataloader
 from holdfast.torch.data.workers import loader_like
 
-if TYPE_CHECKING:
-    from holdfast.adapters.replay.loop import Followed
-    from holdfast.adapters.replay.trace import Trace
-
 _VIEW = "_holdfast_view"
-
-KINDS: dict[type, Any] = {}
-"""Loaders of frameworks with an ``__iter__`` of their own, each with its kind of :class:`Batches`."""
 
 
 class Guide(Protocol):
@@ -62,8 +57,8 @@ class Watched(Pass):
         guide = self._guide
         guide.busy = True
         try:
-            kind = KINDS.get(type(self.loader))
-            self.batches = kind(self.loader, position) if kind else Batches(plain_view(self.loader), position)
+            kind = kind_of(self.loader)
+            self.batches = kind.batches(self.loader, position) if kind else Batches(plain_view(self.loader), position)
         finally:
             guide.busy = False
 
@@ -121,8 +116,8 @@ class Samples:
         key = (id(loader.dataset), loader.batch_size, id(loader.collate_fn), id(type(loader)))
         if key not in self._known:
             self._kept.append((loader.dataset, loader.collate_fn))  # so that their ids stay theirs
-            kind, batch = KINDS.get(type(loader)), _first_batch(loader)
-            self._known[key] = kind.adapt(loader, batch) if kind else batch
+            kind, batch = kind_of(loader), _first_batch(loader)
+            self._known[key] = kind.batches.adapt(loader, batch) if kind else batch
         return clone_batch(self._known[key])
 
 

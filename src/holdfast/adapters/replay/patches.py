@@ -1,9 +1,250 @@
-"""Where replay is patched."""
+"""The tables of plain loops: what is replaced and read in torch, in Python's library, in torchdata and in safetensors.
+
+Nothing is in place for the life of the process. Each scope begins when it is needed and is taken back after it:
+
+- ``script``: from the import of torch on, in the process that runs a script.
+- ``child process``: in a process of :mod:`multiprocessing`, whose script is a function.
+- ``follow``: while a :class:`~holdfast.adapters.replay.follower.Follower` follows.
+- ``first call``: from the making of an optimizer to the first training act.
+- ``read``: while the loop runs, from its first training act on.
+- ``replay``, ``answer``: while modules answer without computing; ``alone``: while one of them computes its answer.
+"""
 
 from __future__ import annotations
 
-from holdfast.adapters.replay.follower import install
-from holdfast.base.patching import PatchSet
+from types import ModuleType
 
-__all__ = ["install"]
-TABLES: tuple[PatchSet, ...] = ()
+from _holdfast_startup import required
+from holdfast.base.patching import MissingTargetsError, Patch, PatchSet, Reads
+from holdfast.errors import UnprotectedError
+
+TENSOR_READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__")
+"""Methods of a tensor that give its values to the script."""
+
+_FOLLOW = "follow"
+_SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
+"""Those that do not leave their making to another."""
+
+TORCH = PatchSet(
+    framework="torch",
+    oldest="2.6",
+    newest="2.13",
+    patches=(
+        *(
+            Patch(
+                target=f"torch.nn.modules.module:Module.{name}",
+                wrap="module_made",
+                why="modules in the order of their making",
+                scope=_FOLLOW,
+                direct=True,
+            )
+            for name in ("__init__", "__setstate__")
+        ),
+        Patch(
+            target="torch.nn.parallel.distributed:DistributedDataParallel.__init__",
+            wrap="ddp_made",
+            why="all ranks are here together",
+            scope=_FOLLOW,
+            direct=True,
+        ),
+        Patch(
+            target="torch.optim.optimizer:Optimizer.__init__",
+            wrap="optimizer_made",
+            why="optimizers in the order of their making",
+            scope=_FOLLOW,
+            direct=True,
+        ),
+        *(
+            Patch(
+                target=f"torch.optim.lr_scheduler:{name}.__init__",
+                wrap="scheduler_made",
+                why="schedulers in the order of their making",
+                scope=_FOLLOW,
+                direct=True,
+            )
+            for name in _SCHEDULERS
+        ),
+        Patch(
+            target="torch.amp.grad_scaler:GradScaler.__init__",
+            wrap="scaler_made",
+            why="scalers in the order of their making",
+            scope=_FOLLOW,
+            direct=True,
+        ),
+        Patch(
+            target="torch.amp.grad_scaler:GradScaler.step",
+            wrap="scaler_step",
+            why="a step that a scaler skips counts too",
+            scope=_FOLLOW,
+            direct=True,
+        ),
+        Patch(
+            target="torch.amp.grad_scaler:GradScaler.update",
+            wrap="scaler_update",
+            why="a step with a scaler is complete here",
+            scope=_FOLLOW,
+            direct=True,
+        ),
+        *(
+            Patch(
+                target=f"{module}:load",
+                wrap="load",
+                why="a script that loads a checkpoint of its own cannot be replayed",
+                scope=_FOLLOW,
+                direct=True,
+            )
+            for module in ("torch", "torch.serialization")
+        ),
+        Patch(
+            target="torch.utils.data.dataloader:DataLoader.__iter__",
+            wrap="iterate",
+            why="passes over loaders",
+            scope=_FOLLOW,
+            direct=True,
+        ),
+        Patch(
+            target="torch.nn.modules.module:Module.__call__",
+            wrap="first_call",
+            why="the loop begins",
+            scope="first call",
+            direct=True,
+        ),
+        *(
+            Patch(
+                target=f"torch._tensor:Tensor.{name}",
+                wrap=name,
+                why="a replay gives the script the values that it read",
+                scope="read",
+                direct=True,
+            )
+            for name in TENSOR_READS
+        ),
+        Patch(
+            target="torch.nn.modules.module:Module.__call__",
+            wrap="call",
+            why="a replay computes nothing",
+            scope="answer",
+            direct=True,
+        ),
+        Patch(
+            target="torch.autograd:grad",
+            wrap="grad",
+            why="what leads through an answer is zero",
+            scope="replay",
+        ),
+        *(
+            Patch(
+                target=f"{module}:save",
+                wrap="save",
+                why="weights of a replay are not the trained ones",
+                scope="replay",
+            )
+            for module in ("torch", "torch.serialization")
+        ),
+        Patch(
+            target="torch.nn.modules.batchnorm:SyncBatchNorm.forward",
+            wrap="forward_alone",
+            why="a rank computes an answer without the others",
+            scope="alone",
+        ),
+        Patch(
+            target="torch.nn.modules.batchnorm:BatchNorm2d._check_input_dim",
+            wrap="check_nothing",
+            why="SyncBatchNorm takes inputs of any dimension",
+            scope="alone",
+        ),
+    ),
+    reads=(
+        Reads("torch.nn.modules.module:Module._modules"),
+        Reads("torch.nn.modules.module:Module._parameters"),
+        Reads("torch.nn.modules.module:Module._buffers"),
+        Reads("torch._tensor:Tensor._version"),
+        Reads("torch.amp.grad_scaler:_refresh_per_optimizer_state"),
+        Reads("torch.amp.grad_scaler:GradScaler._per_optimizer_states"),
+        Reads("torch.utils.data.dataloader:DataLoader._get_iterator"),
+        Reads("torch.utils.data.dataloader:DataLoader._auto_collation"),
+        Reads("torch.utils.data.dataloader:DataLoader._index_sampler"),
+        Reads("torch.utils.data.dataloader:DataLoader._iterator"),
+        Reads("torch.utils.data.dataloader:DataLoader._DataLoader__multiprocessing_context"),
+        Reads("torch._dynamo.eval_frame:skip_code", loaded=True),
+        Reads("torch._dynamo.eval_frame:OptimizedModule._orig_mod", loaded=True),
+    ),
+)
+
+PYTHON = PatchSet(
+    framework="python",
+    oldest="3.11",
+    newest="3.11",
+    patches=(
+        Patch(target="sys:exit", wrap="exit", why="the code that the script ends with", scope="script"),
+        Patch(
+            target="multiprocessing.process:BaseProcess.run",
+            wrap="run",
+            why="how the function of a child process ended",
+            scope="child process",
+            direct=True,
+        ),
+    ),
+    reads=(
+        Reads("threading:_register_atexit"),
+        Reads("sys:_getframe"),
+        Reads("sys:_current_frames"),
+    ),
+)
+
+TORCHDATA = PatchSet(
+    framework="torchdata",
+    oldest="0.10",
+    newest="0.11",
+    patches=(
+        Patch(
+            target="torchdata.stateful_dataloader:StatefulDataLoader.__iter__",
+            wrap="iterate",
+            why="passes over loaders",
+            scope=_FOLLOW,
+            loaded=True,
+            direct=True,
+        ),
+    ),
+)
+
+SAFETENSORS = PatchSet(
+    framework="safetensors",
+    oldest="0.5",
+    newest="0.8",
+    patches=(
+        Patch(
+            target="safetensors.torch:serialize_file",
+            wrap="save",
+            why="weights of a replay are not the trained ones",
+            scope="replay",
+            loaded=True,
+        ),
+    ),
+)
+
+TABLES = (TORCH, PYTHON, TORCHDATA, SAFETENSORS)
+
+
+def check() -> None:
+    """Raise MissingTargetsError if a name is missing that a loop needs to be followed and replayed."""
+    for table in TABLES:
+        if missing := table.missing():
+            raise MissingTargetsError(table, missing)
+
+
+def install(module: ModuleType) -> None:
+    """Follow the script of this process if nobody else does. ``module``: torch."""
+    try:
+        check()
+    except MissingTargetsError as error:
+        if not required():
+            raise
+        # Frameworks with an adapter of their own, and holdfast.Run, are protected all the same.
+        from holdfast.adapters.replay.refusal import refuse_steps
+
+        refuse_steps(UnprotectedError(f"{error}. HOLDFAST_ENABLED=require refuses to train unprotected"))
+        return
+    from holdfast.adapters.replay.script import follow_script
+
+    follow_script()

@@ -12,6 +12,7 @@ that a survivor finds those of a rank that was killed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import mmap
 import os
@@ -21,12 +22,14 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
 
+from holdfast.adapters.replay.patches import TENSOR_READS, TORCH
 from holdfast.adapters.replay.trace import astray
+from holdfast.base.patching import Applied
 from holdfast.errors import StateError
 
 log = logging.getLogger("holdfast")
@@ -41,8 +44,8 @@ _REPLAYED = tuple(
 )
 _ON_BEHALF = tuple(_TORCH + part for part in ("_tensor.py", "optim/lr_scheduler.py", "utils/data/sampler.py"))
 """``format(x)``, ``numpy.asarray(x)``, ``scheduler.step(x)`` and ``list(sampler)`` read on behalf of their caller."""
-_AROUND = f"{_OURS}adapters{os.sep}ray_worker.py"
-"""Runs a script that is a function: what is below it is the script's."""
+_AROUND = os.path.join(os.path.dirname(__file__), "script.py")
+"""Runs a script that is the function of a child process: what it calls is the script's."""
 
 _SCRIPT, _THROUGH, _LIBRARY, _INSIDE = range(4)
 _WHOLE = 2**53
@@ -53,9 +56,13 @@ Site = tuple[str, str, int, str, str]
 """Where something is read, the same wherever the script lies: file, function, place in its code; how, and what."""
 
 
-def _kind_of(code: CodeType) -> int:
+def _kind_of(code: CodeType, around: str | None) -> int:
     name = code.co_filename
-    if name in _ON_BEHALF or name == _AROUND or (name.startswith(f"{_TORCH}amp/") and code.co_name == "get_scale"):
+    if (
+        name in _ON_BEHALF
+        or name in (_AROUND, around)
+        or (name.startswith(f"{_TORCH}amp/") and code.co_name == "get_scale")
+    ):
         return _THROUGH
     if name.startswith((_OURS, *_REPLAYED)):
         return _INSIDE
@@ -65,7 +72,9 @@ def _kind_of(code: CodeType) -> int:
 class Seen:
     """What this process's script has read. One thread reads; others may ask for the content."""
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | None = None, *, around: str | None = None) -> None:
+        """``path``: of the copy that outlives this process. ``around``: file of holdfast's that calls the script, where
+        that is a function."""
         self.thread = threading.get_ident()
         self.sites: dict[Site, int] = {}
         self.numbers = array("i")
@@ -83,6 +92,7 @@ class Seen:
         self._codes: dict[int, CodeType] = {}
         self._recalled: _Recalled | None = None
         self._mirror = _Mirror(path) if path is not None else None
+        self._around = around
 
     def __len__(self) -> int:
         return len(self.values)
@@ -125,7 +135,7 @@ class Seen:
             code = frame.f_code
             kind = kinds.get(id(code))
             if kind is None:
-                kind = kinds[id(code)] = _kind_of(code)
+                kind = kinds[id(code)] = _kind_of(code, self._around)
                 self._codes[id(code)] = code
             if kind:
                 if kind == _INSIDE or (reader is None and kind == _LIBRARY):
@@ -363,44 +373,37 @@ def _copied(value: Any) -> Any:
     return value.copy() if hasattr(value, "copy") else value
 
 
-_READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__")
-
-
 class Reading:
     """Puts :class:`Seen` between tensors and the script."""
 
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
-        self._before: dict[str, Any] = {}
+        self._applied: Applied | None = None
 
     def begin(self) -> None:
-        if self._before:
+        if self._applied is not None:
             return
-        self._before = {name: vars(torch.Tensor).get(name) for name in _READS}
         _hide_from_compiler(Seen.read, Seen._reader, Seen._keep_object, Seen._number, _kind_of, _place_of)
-        for name in _READS:
-            reader = self._reader(name, getattr(torch.Tensor, name))
-            _hide_from_compiler(reader)
-            setattr(torch.Tensor, name, reader)
+        wrappers = {name: functools.partial(self._reader, name) for name in TENSOR_READS}
+        self._applied = TORCH.begin("read", SimpleNamespace(**wrappers))
 
-    def _reader(self, name: str, real: Any) -> Any:
+    def _reader(self, name: str, original: Any) -> Any:
         seen_read = self._seen.read
         frame_of = sys._getframe
 
         def read(self: torch.Tensor, *args: Any, **options: Any) -> Any:
             if args or options:
-                return seen_read(self, name, lambda tensor: real(tensor, *args, **options), frame_of(1))
-            return seen_read(self, name, real, frame_of(1))
+                return seen_read(self, name, lambda tensor: original(tensor, *args, **options), frame_of(1))
+            return seen_read(self, name, original, frame_of(1))
 
+        _hide_from_compiler(read)
         return read
 
     def end(self) -> None:
-        for name, before in self._before.items():
-            if before is None:
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, before)
-        self._before.clear()
+        if self._applied is not None:
+            self._seen.thread = 0  # of no thread: a wrapper that somebody keeps passes everything through
+            self._applied.undo()
+            self._applied = None
 
 
 def _hide_from_compiler(*functions: Callable[..., Any]) -> None:

@@ -13,31 +13,31 @@ import multiprocessing.process
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+from _holdfast_startup import required
 from holdfast.adapters.replay import follower as replay
+from holdfast.adapters.replay.patches import PYTHON
+from holdfast.adapters.replay.refusal import refuse_steps
+from holdfast.base.patching import Applied
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UnprotectedError
 
 log = logging.getLogger("holdfast")
 
 
 class Script:
-    """The one follower of a process that follows its script."""
+    """The one follower of a process that follows its script. Wrappers of the patch table are among its methods."""
 
     def __init__(self, follower: replay.Follower) -> None:
         self._follower = follower
         self._process = os.getpid()
         self._code: Any = None
+        self._function: Applied | None = None
 
     def watch(self) -> None:
-        real_exit = sys.exit
-
-        def noted_exit(code: Any = None) -> NoReturn:
-            self._code = code
-            real_exit(code)
-
-        sys.exit = noted_exit
+        PYTHON.begin("script", self)
         # Before threads are told to end and not after, as atexit: saving starts some.
         getattr(threading, "_register_atexit")(self._ended)
         if multiprocessing.parent_process() is not None:
@@ -50,18 +50,30 @@ class Script:
         self._watch_function()
 
     def _watch_function(self) -> None:
-        kind: Any = multiprocessing.process.BaseProcess
-        real = kind.run
+        if self._function is None:
+            self._function = PYTHON.begin("child process", self)
 
+    # ------------------------------------------------------------------ wrappers
+
+    def exit(self, original: Callable[[Any], NoReturn]) -> Callable[[Any], NoReturn]:
+        def noted_exit(code: Any = None, /) -> NoReturn:
+            self._code = code
+            original(code)
+
+        return noted_exit
+
+    def run(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         def run(process: Any) -> None:
             try:
-                real(process)
+                original(process)
             except BaseException as error:
                 self._end(error)
                 raise
             self._end(None)
 
-        kind.run = run
+        return run
+
+    # ------------------------------------------------------------------ the end
 
     def _ended(self) -> None:
         if os.getpid() != self._process:
@@ -90,10 +102,19 @@ class Script:
 def follow_script() -> None:
     """Follow the script of this process, if there is one and nobody follows already."""
     main = sys.modules.get("__main__")
-    if replay.current() is not None or hasattr(sys, "ps1") or main is None or "ipykernel" in sys.modules:
+    if replay.current() is not None or main is None:
         return
     settings = Settings.load()
     if not settings.enabled:
+        return
+    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        if required():
+            refuse_steps(
+                UnprotectedError(
+                    "a loop in an interactive session is not followed, and HOLDFAST_ENABLED=require refuses to train "
+                    "unprotected: with holdfast.Run(model=…) a loop says itself what a step is"
+                )
+            )
         return
     follower = replay.Follower(settings)
     follower.start()
