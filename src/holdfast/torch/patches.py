@@ -16,7 +16,7 @@ SAVE_FILE = "safetensors.torch:save_file"
 TORCH = PatchSet(
     framework="torch",
     oldest="2.6",
-    newest="2.13",
+    newest="2.13.0",
     patches=(Patch(target=SAVE, wrap="save", why="keeps the object instead of writing the file", scope=CAPTURE),),
     reads=(
         Reads("torch:Tensor._version"),

@@ -30,6 +30,7 @@ from holdfast.torch.data.batches import Batches, Mark, position_after
 from holdfast.torch.data.workers import loader_like
 
 _OPEN = "_holdfast_open"
+"""Attribute of a DataLoader: what opens a pass over it instead of its own ``__iter__``."""
 AHEAD = 3
 """Fetches to remember besides those of a step: one ahead of the step, one that is under way, one to spare."""
 
@@ -138,8 +139,7 @@ class Feeder:
 
     def __init__(self, loader: Any, on_open: Callable[[Feeder], Feed]) -> None:
         """``on_open(feeder)`` makes the :class:`Feed` of each pass."""
-        base = getattr(loader, "base_dataloader", loader)
-        self.plain: Any = loader_like(base, DataLoader, {})
+        self.plain: Any = _plain(loader)
         """The loader as holdfast iterates it: same dataset, same samplers."""
         self._on_open = on_open
         _settle_generators(self.plain)
@@ -171,22 +171,26 @@ class Feeder:
         return loader is not base or not isinstance(base.dataset, IterableDataset)
 
 
-class _Fed(DataLoader):  # type: ignore[misc]
-    """A DataLoader that the script itself made."""
+def iterate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    """``DataLoader.__iter__`` while a Trainer trains; accelerate's loaders call it by name."""
 
-    def __iter__(self) -> Iterator[Any]:
-        open_pass: Callable[[], Iterator[Any]] = vars(self)[_OPEN]
-        return open_pass()
+    def __iter__(self: Any) -> Iterator[Any]:
+        open_pass = vars(self).get(_OPEN)
+        return original(self) if open_pass is None else open_pass()
+
+    return __iter__
 
 
 def _divert(loader: Any, open_pass: Callable[[], Iterator[Any]]) -> None:
     """Let whoever iterates ``loader``, or the loader that accelerate made of it, get what ``open_pass`` returns."""
-    base = getattr(loader, "base_dataloader", loader)
-    if base is loader:
-        vars(loader)[_OPEN] = open_pass
-        loader.__class__ = _Fed
-    else:
-        vars(base)["__iter__"] = open_pass  # accelerate calls it by name
+    vars(getattr(loader, "base_dataloader", loader))[_OPEN] = open_pass
+
+
+def _plain(loader: Any) -> Any:
+    """A loader like the one that the script made, which is not diverted."""
+    plain = loader_like(getattr(loader, "base_dataloader", loader), DataLoader, {})
+    vars(plain).pop(_OPEN, None)
+    return plain
 
 
 def shield_workers(loader: Any) -> Any:
@@ -195,8 +199,8 @@ def shield_workers(loader: Any) -> Any:
     DataLoader raises in the main thread, wherever that is, when a worker dies: in the middle of a save, too.
     """
     base = getattr(loader, "base_dataloader", loader)
-    if type(base) is DataLoader and base.num_workers > 0 and "__iter__" not in vars(base):
-        plain = loader_like(base, DataLoader, {})
+    if type(base) is DataLoader and base.num_workers > 0 and _OPEN not in vars(base):
+        plain = _plain(loader)
         _divert(loader, lambda: Batches(plain))
     return loader
 

@@ -16,18 +16,17 @@ import json
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from holdfast.adapters.transformers.patches import ALONE, LEADING, SAVE, TORCH, TRANSFORMERS
 from holdfast.adapters.transformers.point import Point
 from holdfast.staging.arena import Arena
 from holdfast.torch.capture import Captured, capturing, images
 
 TRAINER_STATE = "trainer_state.json"
-_MISSING = object()
 
 
 def is_rng_file(path: str) -> bool:
@@ -107,43 +106,35 @@ class TrainerFiles:
                 os.replace(f"{target}.holdfast.tmp", target)
 
     @contextlib.contextmanager
-    def _disguised(self, folder: str, *, leads: bool, together: bool, full: bool) -> Iterator[dict[str, Any]]:
-        """The Trainer, with another output folder, and without what would reach beyond it."""
-        trainer, args = self._trainer, self._trainer.args
-        changes: list[tuple[Any, str, Any]] = [
-            (trainer, "_get_output_dir", lambda trial=None: folder),
-            (trainer, "_push_from_checkpoint", lambda checkpoint_folder: None),
-            (trainer, "store_flos", lambda: None),
-            (args, "output_dir", folder),
-        ]
-        if full:
-            changes.append((args, "save_only_model", False))
-        model = trainer.model
-        if leads and not args.should_save and hasattr(model, "should_save_on_this_rank"):
-            changes.append((model, "should_save_on_this_rank", lambda is_main_process: is_main_process))
-        genuine = {"class": type(args), "output_dir": args.output_dir, "save_only_model": args.save_only_model}
+    def _disguised(self, folder: str, *, leads: bool, together: bool, full: bool) -> Iterator[Any]:
+        """The Trainer, with another output folder, and without what would reach beyond it. Yields its own arguments."""
+        trainer, args, model = self._trainer, self._trainer.args, self._trainer.model
+        disguise = _copy_with(args, {"output_dir": folder, **({"save_only_model": False} if full else {})}, leads)
+        shown = dict(vars(disguise))
         best = trainer.state.best_model_checkpoint
         callbacks = copy.copy(trainer.state.stateful_callbacks)
-        with _changed(changes), contextlib.ExitStack() as stack:
-            if leads != args.should_save:
-                args.__class__ = _with_should_save(type(args), leads)
-                stack.callback(setattr, args, "__class__", genuine["class"])
+        wrappers = _Wrappers(folder)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(TRANSFORMERS.applied(SAVE, wrappers, to=trainer, thread=True))
+            if leads and not args.should_save:
+                stack.enter_context(TRANSFORMERS.applied(LEADING, wrappers, to=model, thread=True))
             if not together:
-                stack.enter_context(_no_barrier())
+                stack.enter_context(TORCH.applied(ALONE, wrappers, thread=True))
+            trainer.args = disguise
             try:
-                yield genuine
+                yield args
             finally:
+                trainer.args = args
+                # What a subclass noted in the arguments meanwhile stays.
+                vars(args).update({key: value for key, value in vars(disguise).items() if _differs(value, shown, key)})
                 trainer.state.best_model_checkpoint = best
                 if not together:
                     trainer.state.stateful_callbacks = callbacks
 
-    def _substituted(self, path: str, value: Any, point: Point, genuine: Mapping[str, Any]) -> Any:
+    def _substituted(self, path: str, value: Any, point: Point, genuine: Any) -> Any:
         """What to save instead of ``value``: the arguments undisguised, and what has changed since the point."""
         if value is self._trainer.args:
-            args = copy.copy(value)
-            args.__class__ = genuine["class"]
-            args.output_dir, args.save_only_model = genuine["output_dir"], genuine["save_only_model"]
-            return args
+            return genuine
         name = os.path.basename(path)
         if point.scheduler is not None and name == "scheduler.pt":
             return point.scheduler
@@ -176,22 +167,6 @@ class _Folder:
 
 
 @contextlib.contextmanager
-def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes of instances, and put back what was there."""
-    before = [(target, name, vars(target).get(name, _MISSING)) for target, name, _ in changes]
-    try:
-        for target, name, value in changes:
-            vars(target)[name] = value
-        yield
-    finally:
-        for target, name, value in before:
-            if value is _MISSING:
-                vars(target).pop(name, None)
-            else:
-                vars(target)[name] = value
-
-
-@contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """No progress bars for writes that do not happen."""
     from transformers.utils import logging
@@ -205,26 +180,33 @@ def _quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _with_should_save(kind: type, saves: bool) -> type:
-    """The class of the arguments, of a process that does, or does not, save for all."""
-    return type(kind.__name__, (kind,), {"should_save": property(lambda self: saves)})
+def _copy_with(args: Any, values: Mapping[str, Any], saves: bool) -> Any:
+    """The arguments with other values, of a process that does, or does not, save for all."""
+    kind = type(args)
+    if saves != args.should_save:
+        kind = type(kind.__name__, (kind,), {"should_save": property(lambda self: saves)})
+    copied = object.__new__(kind)
+    vars(copied).update(vars(args), **values)
+    return copied
 
 
-@contextlib.contextmanager
-def _no_barrier() -> Iterator[None]:
-    """On this thread nobody waits for the other ranks: they may be elsewhere."""
-    import torch.distributed as dist
+def _differs(value: Any, before: Mapping[str, Any], key: str) -> bool:
+    return key not in before or value is not before[key]
 
-    if not dist.is_available():
-        yield
-        return
-    barrier, thread = dist.barrier, threading.get_ident()
 
-    def none_here(*args: Any, **kwargs: Any) -> Any:
-        return None if threading.get_ident() == thread else barrier(*args, **kwargs)
+class _Wrappers:
+    """What stands in for the Trainer's own functions while its save is captured: see the patch table."""
 
-    dist.barrier = none_here
-    try:
-        yield
-    finally:
-        dist.barrier = barrier
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def output_dir(self, original: Any) -> Any:
+        return lambda trial=None: self._folder
+
+    def nothing(self, original: Any) -> Any:
+        return lambda *args, **kwargs: None
+
+    barrier = nothing
+
+    def should_save_on_this_rank(self, original: Any) -> Any:
+        return lambda is_main_process: is_main_process

@@ -1,7 +1,8 @@
 """What a Trainer is watched doing: its steps, its data, and what is pending when it goes on.
 
-Methods are set on the one Trainer, for the time that it trains, and a callback is added. Each hands over to the
-Trainer's own, so that subclasses keep theirs.
+The methods of :class:`Watch` up to ``get_output_dir`` take a function of the patch table and return what stands in for
+it while this Trainer trains. Each replacement calls the Trainer's own, so that subclasses keep theirs. A callback of
+ours is added too.
 """
 
 from __future__ import annotations
@@ -10,35 +11,28 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from transformers import trainer as trainer_module
 from transformers.trainer_callback import TrainerCallback
 
-from holdfast.adapters.transformers.feed import AHEAD, Feed, Feeder, FetchLog, shield_workers
+from holdfast.adapters.transformers.attempt import Attempt
+from holdfast.adapters.transformers.feed import AHEAD, Feed, Feeder, FetchLog, iterate, shield_workers
+from holdfast.adapters.transformers.patches import (
+    CHECKPOINTING,
+    DATA,
+    LOAD_RNG_STATE,
+    TORCH,
+    TRAINING,
+    TRANSFORMERS,
+)
 from holdfast.adapters.transformers.retention import finished_at
 from holdfast.torch import rng
 from holdfast.torch.data.batches import Batches
 
-if TYPE_CHECKING:
-    from holdfast.adapters.transformers.run import Attempt
-
 log = logging.getLogger("holdfast")
 
-NEEDED = (
-    "_init_training_state",
-    "_prepare_for_training",
-    "_load_rng_state",
-    "_run_epoch",
-    "get_batch_samples",
-    "_get_learning_rate",
-    "_evaluate",
-    "_maybe_log_save_evaluate",
-    "_finalize_training",
-    "_save_checkpoint",
-)
-"""Methods without which a Trainer cannot be watched: it is of another version."""
+_Function = Callable[..., Any]
 
 
 class FinishedBefore(Exception):
@@ -53,8 +47,9 @@ class Watch:
         self.trainer = attempt.trainer
         self.loop = attempt.loop
         self.start = attempt.start
-        self.original: dict[str, Any] = {}
-        """The Trainer's own methods."""
+        self._over = False
+        self._originals: dict[str, Any] = {}
+        """By target, the Trainer's own methods."""
         self._feeder: Feeder | None = None
         self._random: dict[str, Any] | None = None
         self._known_feed: Feed | None = None
@@ -64,63 +59,47 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While the block runs, the Trainer tells the loop where it is. Methods are set on this one Trainer."""
+        """While the block runs, the Trainer tells the loop where it is."""
         trainer = self.trainer
         callback = _Callback(self._attempt, self)
         trainer.callback_handler.callbacks.append(callback)
-        methods = {
-            "_init_training_state": self._init_training_state,
-            "_prepare_for_training": self._prepare_for_training,
-            "_load_rng_state": self._load_rng_state,
-            "_run_epoch": self._run_epoch,
-            "get_batch_samples": self._get_batch_samples,
-            "compute_loss": self._compute_loss,
-            "_get_grad_norm": self._get_grad_norm,
-            "_get_learning_rate": self._get_learning_rate,
-            "_evaluate": self._evaluate,
-            "get_eval_dataloader": self._get_eval_dataloader,
-            "get_test_dataloader": self._get_test_dataloader,
-            "_finalize_training": self._attempt.finalize_training,
-        }
-        if self._attempt.host.saver is not None:
-            methods |= {
-                "_save_checkpoint": self._attempt.save_checkpoint,
-                "_get_output_dir": self._attempt.get_output_dir,
-            }
-        before = {name: vars(trainer)[name] for name in methods if name in vars(trainer)}
-        self.original = {name: getattr(trainer, name) for name in methods if hasattr(trainer, name)}
-        vars(trainer).update({name: method for name, method in methods.items() if name in self.original})
-        skip = trainer_module.skip_first_batches
-        trainer_module.skip_first_batches = functools.partial(self._skip_first_batches, skip)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._leave, callback)
+            applied = stack.enter_context(TRANSFORMERS.applied(TRAINING, self, to=trainer))
+            self._originals = applied.originals
+            if self._attempt.host.saver is not None:
+                stack.enter_context(TRANSFORMERS.applied(CHECKPOINTING, self, to=trainer))
+            for table in (TRANSFORMERS, TORCH):
+                stack.enter_context(table.applied(DATA, self))
             yield
-        finally:
-            trainer_module.skip_first_batches = skip
-            for name in methods:
-                vars(trainer).pop(name, None)
-            vars(trainer).update(before)
-            with contextlib.suppress(ValueError):
-                trainer.callback_handler.callbacks.remove(callback)
 
-    def _init_training_state(
-        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *rest: Any
-    ) -> Any:
-        trainer, start = self.trainer, self.start
-        if self._begun:
-            self._attempt.begin_again()
-        self._begun = True
-        best = self._attempt.keeper.best_of(start)
-        result = self.original["_init_training_state"](max_steps, num_update_steps_per_epoch, num_train_epochs, *rest)
-        if best is not None:
-            trainer.state.best_model_checkpoint = best
-        if self._is_finished(max_steps) and not self._attempt.sharded:
-            raise FinishedBefore
-        if not start.exact:
-            return result
-        assert start.run is not None
-        if start.run["epoch_over"] or start.run["epoch_ended"]:
-            return start.run["epoch"] + 1, 0
-        return start.run["epoch"], start.run["used"]
+    def _leave(self, callback: TrainerCallback) -> None:
+        self._over = True
+        with contextlib.suppress(ValueError):
+            self.trainer.callback_handler.callbacks.remove(callback)
+
+    # ------------------------------------------------------------------ the start
+
+    def init_training_state(self, original: _Function) -> _Function:
+        def init_training_state(max_steps: int, *rest: Any) -> Any:
+            trainer, start = self.trainer, self.start
+            if self._begun:
+                self._attempt.begin_again()
+            self._begun = True
+            best = self._attempt.keeper.best_of(start)
+            result = original(max_steps, *rest)
+            if best is not None:
+                trainer.state.best_model_checkpoint = best
+            if self._is_finished(max_steps) and not self._attempt.sharded:
+                raise FinishedBefore
+            if not start.exact:
+                return result
+            assert start.run is not None
+            if start.run["epoch_over"] or start.run["epoch_ended"]:
+                return start.run["epoch"] + 1, 0
+            return start.run["epoch"], start.run["used"]
+
+        return init_training_state
 
     def _is_finished(self, max_steps: int) -> bool:
         checkpoint = self.start.checkpoint
@@ -129,9 +108,15 @@ class Watch:
             log.warning("resuming from %s, step %d, where the run ended before", checkpoint.location, checkpoint.step)
         return end is not None and max_steps <= end
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        prepared = self.original["_prepare_for_training"](max_steps, train_dataloader, resume_from_checkpoint)
-        model, loader = prepared
+    def prepare_for_training(self, original: _Function) -> _Function:
+        def prepare_for_training(max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+            prepared = original(max_steps, train_dataloader, resume_from_checkpoint)
+            self._prepared(max_steps, *prepared)
+            return prepared
+
+        return prepare_for_training
+
+    def _prepared(self, max_steps: int, model: Any, loader: Any) -> None:
         loop, start = self.loop, self.start
         if self._is_finished(max_steps):
             raise FinishedBefore
@@ -152,21 +137,38 @@ class Watch:
             shield_workers(loader)
         callbacks = self.trainer.callback_handler.callbacks
         callbacks.sort(key=lambda callback: isinstance(callback, _Callback))  # ours sees what all others decided
-        return prepared
+
+    def load_rng_state(self, original: _Function) -> _Function:
+        """The random state is put back before what is pending of the last step, and by the feed.
+
+        A loader that skips by itself draws numbers while it does so: those do not count.
+        """
+
+        def load_rng_state(checkpoint: Any) -> None:
+            if self._feeder is None and self._random is not None:
+                rng.restore(self._random)
+
+        return load_rng_state
 
     # ------------------------------------------------------------------ the data
 
-    def _skip_first_batches(self, skip: Any, loader: Any, num_batches: int = 0) -> Any:
+    def skip_first_batches(self, original: _Function) -> _Function:
         """The Trainer wants to skip what it was trained on. The feed begins behind it."""
-        if self._feeder is None or not self._is_fed(loader):
-            return shield_workers(skip(loader, num_batches))
-        return loader
 
-    def _get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        return shield_workers(self.original["get_eval_dataloader"](*args, **kwargs))
+        def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
+            if self._feeder is None or not self._is_fed(loader):
+                return shield_workers(original(loader, num_batches))
+            return loader
 
-    def _get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        return shield_workers(self.original["get_test_dataloader"](*args, **kwargs))
+        return skip_first_batches
+
+    def get_eval_dataloader(self, original: _Function) -> _Function:
+        return lambda *args, **kwargs: shield_workers(original(*args, **kwargs))
+
+    get_test_dataloader = get_eval_dataloader
+
+    def iterate(self, original: _Function) -> _Function:
+        return iterate(original)
 
     def _is_fed(self, loader: Any) -> bool:
         assert self._feeder is not None
@@ -192,65 +194,95 @@ class Watch:
         loop.open_feed(feed)
         return feed
 
-    def _get_batch_samples(self, epoch_iterator: Any, num_batches: int, *rest: Any, **more: Any) -> Any:
-        loop = self.loop
-        loop.leave_boundary()
-        result = self.original["get_batch_samples"](epoch_iterator, num_batches, *rest, **more)
-        loop.used += len(result[0])
-        if loop.feed is not self._known_feed:
-            self._known_feed = loop.feed
-            loop.on_first_batch("train")
-        if not self._trained:
-            self._trained = True
-            self._attempt.host.tell_training(loop.step)
-        return result
+    # Those that are called at each step check by themselves that the training run is not over.
 
-    def _load_rng_state(self, checkpoint: Any) -> None:
-        """The random state is put back before what is pending of the last step, and by the feed.
+    def get_batch_samples(self, original: _Function) -> _Function:
+        def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
+            if self._over:
+                return original(*args, **kwargs)
+            loop = self.loop
+            loop.leave_boundary()
+            result = original(*args, **kwargs)
+            loop.used += len(result[0])
+            if loop.feed is not self._known_feed:
+                self._known_feed = loop.feed
+                loop.on_first_batch("train")
+            if not self._trained:
+                self._trained = True
+                self._attempt.host.tell_training(loop.step)
+            return result
 
-        A loader that skips by itself draws numbers while it does so: those do not count.
-        """
-        if self._feeder is None and self._random is not None:
-            rng.restore(self._random)
+        return get_batch_samples
 
     # ------------------------------------------------------------------ the steps
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        loop = self.loop
-        if self.trainer.control.should_training_stop or kwargs["epoch"] == self._ended_epoch:
-            return None  # what was pending of the step that this attempt began with has ended it
-        begins = kwargs["epoch"] == kwargs["epochs_trained"] and self.start.path is not None
-        loop.used = kwargs["steps_trained_in_current_epoch"] if begins else 0
-        loop.epoch_ends = False
-        loop.batches_in_epoch = kwargs["steps_in_epoch"]
-        loop.place = (kwargs["epoch"], *loop.place[1:])
-        ignored = self.trainer.args.ignore_data_skip
-        if loop.used and self._feeder is not None:
-            # Skipping costs nothing here, so that there is no reason to leave it out.
-            self.trainer.args.ignore_data_skip = False
-        try:
-            return self.original["_run_epoch"](*args, **kwargs)
-        finally:
-            self.trainer.args.ignore_data_skip = ignored
+    def run_epoch(self, original: _Function) -> _Function:
+        def run_epoch(*args: Any, **kwargs: Any) -> Any:
+            loop = self.loop
+            if self.trainer.control.should_training_stop or kwargs["epoch"] == self._ended_epoch:
+                return None  # what was pending of the step that this attempt began with has ended it
+            begins = kwargs["epoch"] == kwargs["epochs_trained"] and self.start.path is not None
+            loop.used = kwargs["steps_trained_in_current_epoch"] if begins else 0
+            loop.epoch_ends = False
+            loop.batches_in_epoch = kwargs["steps_in_epoch"]
+            loop.place = (kwargs["epoch"], *loop.place[1:])
+            ignored = self.trainer.args.ignore_data_skip
+            if loop.used and self._feeder is not None:
+                # Skipping costs nothing here, so that there is no reason to leave it out.
+                self.trainer.args.ignore_data_skip = False
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.trainer.args.ignore_data_skip = ignored
 
-    def _compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.original["compute_loss"](*args, **kwargs)
-        self.loop.after_loss()
-        return result
+        return run_epoch
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.loop.grad_norm = self.original["_get_grad_norm"](*args, **kwargs)
-        self.loop.gradients_there()
-        return result
+    def compute_loss(self, original: _Function) -> _Function:
+        def compute_loss(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not self._over:
+                self.loop.after_loss()
+            return result
 
-    def _get_learning_rate(self) -> Any:
-        result = self.loop.learning_rate = self.original["_get_learning_rate"]()
-        return result
+        return compute_loss
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("skip_scheduler") and self.start.path is not None:
-            return {}  # eval_on_start: the run has started before
-        return self.original["_evaluate"](*args, **kwargs)
+    def get_grad_norm(self, original: _Function) -> _Function:
+        def get_grad_norm(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not self._over:
+                self.loop.grad_norm = result
+                self.loop.gradients_there()
+            return result
+
+        return get_grad_norm
+
+    def get_learning_rate(self, original: _Function) -> _Function:
+        def get_learning_rate() -> Any:
+            result = self.loop.learning_rate = original()
+            return result
+
+        return get_learning_rate
+
+    def evaluate(self, original: _Function) -> _Function:
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("skip_scheduler") and self.start.path is not None:
+                return {}  # eval_on_start: the run has started before
+            return original(*args, **kwargs)
+
+        return evaluate
+
+    # ------------------------------------------------------------------ saving, and the end
+
+    def finalize_training(self, original: _Function) -> _Function:
+        return functools.partial(self._attempt.finalize_training, original)
+
+    def save_checkpoint(self, original: _Function) -> _Function:
+        return self._attempt.save_checkpoint
+
+    def get_output_dir(self, original: _Function) -> _Function:
+        return lambda trial=None: self._attempt.keeper.run_dir
+
+    # ------------------------------------------------------------------ what is pending
 
     def on_train_begin(self) -> None:
         """The Trainer has made its counters anew: take them up where they were, and do what is pending."""
@@ -260,7 +292,7 @@ class Watch:
         if self.start.path is None:
             loop.initial_step = 0
         elif not self.start.exact:
-            self.original["_load_rng_state"](self.start.path)
+            self._originals[LOAD_RNG_STATE](self.start.path)
         if run is not None:
             self._take_up(run, mine)
         self._random = rng.capture()
