@@ -116,6 +116,16 @@ def test_whichever_name_is_missing_nothing_is_touched_and_all_that_is_missing_is
     assert "tested with somelib 1.0 to 2.0" in str(caught.value)
 
 
+def test_a_method_that_is_gone_is_missing_though_others_still_call_it(library: ModuleType) -> None:
+    library.Trainer.save = lambda self: self.train(1)
+    del library.Trainer.train
+    for scope in ("process", "save"):
+        with pytest.raises(MissingTargetsError) as caught:
+            table("somelib:Trainer.train", scope=scope).begin(scope, WRAPPERS)
+        assert caught.value.missing == ("somelib:Trainer.train",)
+    table(reads=("somelib:Trainer.train",)).apply(WRAPPERS)
+
+
 def test_a_wrapper_that_fails_takes_back_what_was_placed_before_it(library: ModuleType) -> None:
     before = dict(vars(library.Trainer))
 

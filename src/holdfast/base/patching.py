@@ -179,7 +179,8 @@ class PatchSet:
         needed = [
             one.target for one in self._needed() if not (one.loaded and _module_of(one.target) not in sys.modules)
         ]
-        return [target for target in dict.fromkeys(needed) if not exists(target)]
+        placed = {patch.target for patch in self.patches if patch.scope == PROCESS}
+        return [target for target in dict.fromkeys(needed) if not exists(target, on_instances=target not in placed)]
 
     def renamed(self, framework: str, roots: Mapping[str, str]) -> PatchSet:
         """The same table for a framework that is published under two names. ``roots``: old and new module prefix."""
@@ -262,7 +263,7 @@ class PatchSet:
         chosen = []
         for patch in self.patches:
             if patch.scope == scope and not (patch.loaded and _module_of(patch.target) not in sys.modules):
-                there = patch.adds or (to is None and exists(patch.target))
+                there = patch.adds or (to is None and exists(patch.target, on_instances=False))
                 if patch.required and to is None and not there:
                     raise MissingTargetsError(self, [patch.target])
                 if there if to is None else hasattr(to, patch.target.rpartition(".")[2]):
@@ -277,15 +278,18 @@ class PatchSet:
         return applied
 
 
-def exists(target: str) -> bool:
-    """Whether this process finds the target; imports its module."""
+def exists(target: str, *, on_instances: bool = True) -> bool:
+    """Whether this process finds the target; imports its module.
+
+    ``on_instances``: an attribute that only the instances of a class have is found too, by its uses in the class.
+    """
     try:
         owner, name = _owner_of(target)
     except (ImportError, AttributeError):
         return False
     if inspect.getattr_static(owner, name, _ABSENT) is not _ABSENT or hasattr(owner, name):
         return True
-    return isinstance(owner, type) and name in _names_used_in(owner)
+    return on_instances and isinstance(owner, type) and name in _names_used_in(owner)
 
 
 @functools.cache
