@@ -362,4 +362,6 @@ def test_the_source_and_the_process_agree_on_what_is_there(tmp_path: Path, libra
 def test_a_class_that_is_compiled_is_neither_there_nor_missing(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text("from _compiled import Base\nclass Tensor(Base):\n    pass\n")
     (tmp_path / "_compiled.so").write_bytes(b"")
+    (tmp_path / "whole.py").write_text("from _compiled.inner import helper\n")
     assert Sources([str(tmp_path)]).defines("half:Tensor.item") is None
+    assert Sources([str(tmp_path)]).defines("whole:helper.name") is None

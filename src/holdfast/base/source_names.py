@@ -42,6 +42,9 @@ class Sources:
     def _is_compiled(self, module: str) -> bool:
         if module in sys.builtin_module_names:
             return True
+        package = module.rpartition(".")[0]
+        if package and self._is_compiled(package):
+            return True
         relative = module.replace(".", os.sep)
         for folder in self._folders:
             parent, name = os.path.split(os.path.join(folder, relative))
