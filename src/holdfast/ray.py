@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import ray.train
 
-from holdfast.adapters.ray.callback import JITCheckpointCallback, JITCheckpointConfig, install
+from holdfast.adapters.ray.callback import JITCheckpointCallback, JITCheckpointConfig
 from holdfast.adapters.ray.load import load
+from holdfast.adapters.ray.patches import install
 
 install(ray.train)
 RunConfig = ray.train.RunConfig

@@ -7,22 +7,20 @@ does the rest.
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import ray
 from ray.train.v2._internal.execution.callback import WorkerCallback, WorkerGroupCallback
 
+from holdfast.adapters.ray.patches import RAY
+from holdfast.base.patching import MissingTargetsError
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, HoldfastError
 
-OLDEST = (2, 58)
-"""Of Ray: before it, a worker cannot say that it is preempted."""
 _PATHS = ("dir", "fallback", "progress_file", "notice_file")
 """Settings that may be relative paths: they mean the driver's folder, not the worker's."""
 
@@ -91,15 +89,20 @@ class JITCheckpointCallback(WorkerGroupCallback, WorkerCallback):  # type: ignor
 
 
 def check_version() -> None:
-    """Raise where Ray is too old, or is told to use the old Ray Train."""
+    """Raise where Ray is too old, lacks names of the patch table, or is told to use the old Ray Train.
+
+    Before the oldest version of the table, a worker cannot say that it is preempted.
+    """
+    found, oldest = (tuple(int(part) for part in text.split(".")[:2]) for text in (ray.__version__, RAY.oldest))
+    if found < oldest:
+        raise HoldfastError(
+            f"just-in-time checkpoints need Ray {RAY.oldest} or newer, and this is Ray {ray.__version__}: upgrade Ray, "
+            f"or unset RAY_TRAIN_JIT_CHECKPOINT_ENABLED"
+        )
+    if missing := RAY.missing():
+        raise HoldfastError(f"just-in-time checkpoints do not work here: {MissingTargetsError(RAY, missing)}")
     from ray.train.v2._internal.constants import is_v2_enabled
 
-    found = tuple(int(part) for part in ray.__version__.split(".")[:2])
-    if found < OLDEST:
-        raise HoldfastError(
-            f"just-in-time checkpoints need Ray {'.'.join(map(str, OLDEST))} or newer, and this is Ray "
-            f"{ray.__version__}: upgrade Ray, or unset RAY_TRAIN_JIT_CHECKPOINT_ENABLED"
-        )
     if not is_v2_enabled():
         raise HoldfastError(
             "just-in-time checkpoints need Ray Train V2, and RAY_TRAIN_V2_ENABLED=0 switches it off: unset it, or "
@@ -130,34 +133,3 @@ def _variables(environ: Mapping[str, str], config: JITCheckpointConfig | None) -
     if config is not None and not any(name in variables for name in waits):
         variables[waits[0]] = str(config.kill_wait)
     return variables
-
-
-def install(module: ModuleType) -> None:
-    """Let run configs of Ray Train take ``jit_checkpoint_config=``."""
-    module.JITCheckpointConfig = JITCheckpointConfig  # type: ignore[attr-defined]
-    from ray.train.v2.api.config import RunConfig
-
-    _accept_config(RunConfig)
-
-
-def _accept_config(run_config: Any) -> None:
-    original = run_config.__init__
-    if getattr(original, "holdfast", False):
-        return
-
-    @functools.wraps(original)
-    def __init__(
-        self: Any, *args: Any, jit_checkpoint_config: JITCheckpointConfig | None = None, **fields: Any
-    ) -> None:
-        original(self, *args, **fields)
-        if jit_checkpoint_config is None:
-            return
-        if not isinstance(jit_checkpoint_config, JITCheckpointConfig):
-            raise ConfigError(
-                f"jit_checkpoint_config={jit_checkpoint_config!r} is not accepted; it must be a JITCheckpointConfig"
-            )
-        if is_enabled(os.environ, jit_checkpoint_config):
-            self.callbacks = [*self.callbacks, JITCheckpointCallback(jit_checkpoint_config)]
-
-    __init__.holdfast = True  # type: ignore[attr-defined]
-    run_config.__init__ = __init__

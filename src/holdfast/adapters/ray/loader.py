@@ -11,17 +11,19 @@ from typing import Any
 
 from ray.train.torch.train_loop_utils import _WrappedDataLoader
 
-from holdfast.adapters.replay import passes as replay_passes
+from holdfast.adapters.ray.patches import RAY
+from holdfast.adapters.replay.loaders import register_loader
 from holdfast.adapters.replay.loop import fits
+from holdfast.adapters.replay.passes import plain_view
 from holdfast.torch import rng
 from holdfast.torch.data.batches import Batches, Mark
 
 log = logging.getLogger("holdfast")
 
 
-def know_rays_loaders() -> None:
+def register() -> None:
     """Let loops over them be followed, before the follower starts."""
-    replay_passes.KINDS[_WrappedDataLoader] = Prefetching
+    register_loader(_WrappedDataLoader, Prefetching, owner="ray", table=RAY)
 
 
 class Prefetching(Batches):
@@ -39,7 +41,7 @@ class Prefetching(Batches):
                 inner["delivered"] = ahead["inner"]
             elif "skip" in inner:
                 inner["skip"] = max(0, inner["skip"] - (ahead["inner"] - ahead["delivered"]))
-        self._inner = Batches(replay_passes.plain_view(loader._dataloader), inner)
+        self._inner = Batches(plain_view(loader._dataloader), inner)
         if known and ahead is not None and (ahead["held"] is not None or ahead["over"]):
             self._held = loader._move_to_device(ahead["held"])
         else:

@@ -11,23 +11,39 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils
 
-from holdfast.adapters.ray.storage import Note
-
-if TYPE_CHECKING:
-    from holdfast.adapters.ray.worker import Worker
+from holdfast.adapters.ray.patches import RAY
+from holdfast.adapters.ray.storage import Note, Origin, Reports
 
 log = logging.getLogger("holdfast")
+
+
+class Reporter(Protocol):
+    """The worker that reports."""
+
+    context: Any
+    rank: int
+    reports: Reports
+    origin: Origin
+
+    @property
+    def follower(self) -> Any: ...
+    @property
+    def replaying(self) -> bool: ...
+    @property
+    def resuming(self) -> bool: ...
+    @property
+    def step(self) -> int: ...
 
 
 class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
     """What Ray's functions ask."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Reporter) -> None:
         self._worker = worker
         self._replayed = 0
         self._left_out = 0
@@ -76,24 +92,36 @@ class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
         return super().get_checkpoint()
 
 
-def note_reports(worker: Worker) -> None:
-    """Leave a note for every checkpoint that is reported, before Ray learns of it."""
-    context = worker.context
-    report, put = context.report, context._wait_then_report
-    steps: dict[int, int] = {}
+class Noting:
+    """Leaves a note for every checkpoint that is reported. Its methods are wrappers of the patch table."""
 
-    def noting_report(*args: Any, **kwargs: Any) -> Any:
-        steps[context.report_call_index + 1] = worker.step  # an upload in the background ends at a later step
-        return report(*args, **kwargs)
+    def __init__(self, worker: Reporter) -> None:
+        self._worker = worker
+        self._steps: dict[int, int] = {}
+        """By number of the report: the step at which it was made."""
 
-    def noting_put(training_report: Any, report_call_index: int) -> Any:
-        step = steps.pop(report_call_index, worker.step)
-        if training_report.checkpoint is not None:
-            name = worker.reports.name_of(training_report.checkpoint)
-            try:
-                worker.reports.write(name, Note(worker.origin.base, step))
-            except OSError as error:
-                log.warning("no note of %s could be left; older checkpoints are not used after it: %s", name, error)
-        return put(training_report, report_call_index)
+    def begin(self) -> None:
+        RAY.begin("reports", self, to=self._worker.context)
 
-    context.report, context._wait_then_report = noting_report, noting_put
+    def report(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def report(*args: Any, **kwargs: Any) -> Any:
+            worker = self._worker
+            # An upload in the background ends at a later step.
+            self._steps[worker.context.report_call_index + 1] = worker.step
+            return original(*args, **kwargs)
+
+        return report
+
+    def put(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def put(training_report: Any, report_call_index: int) -> Any:
+            worker = self._worker
+            step = self._steps.pop(report_call_index, worker.step)
+            if training_report.checkpoint is not None:
+                name = worker.reports.name_of(training_report.checkpoint)
+                try:
+                    worker.reports.write(name, Note(worker.origin.base, step))
+                except OSError as error:
+                    log.warning("no note of %s could be left; older checkpoints are not used after it: %s", name, error)
+            return original(training_report, report_call_index)
+
+        return put

@@ -13,13 +13,14 @@ adapter of its own.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import ray
 from ray.train.v2._internal.execution.context import TrainContext, get_train_context
@@ -30,16 +31,16 @@ from _holdfast_startup import required
 from holdfast.adapters import registry
 from holdfast.adapters.ray.drain import DrainSource, draining
 from holdfast.adapters.ray.marker import Marker, leave_marker, remove_marker
-from holdfast.adapters.ray.reports import Reporting, note_reports
+from holdfast.adapters.ray.patches import RAY
+from holdfast.adapters.ray.reports import Noting, Reporting
 from holdfast.adapters.ray.storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
+from holdfast.base.patching import MissingTargetsError
 from holdfast.config import Settings
 from holdfast.engine.engine import Engine, State
 from holdfast.errors import HoldfastError, Preempted, StoreError
 from holdfast.notice import Notice, NoticeSource, SignalSource
 from holdfast.runtime.environment import Surroundings, surround
-
-if TYPE_CHECKING:
-    from holdfast.adapters.replay.follower import Follower
+from holdfast.runtime.protection import unprotected
 
 log = logging.getLogger("holdfast")
 
@@ -97,16 +98,26 @@ class Worker:
         self._leaving = threading.Event()
         self._over = threading.Event()
 
-    def _make_follower(self) -> Follower | None:
+    def _make_follower(self) -> Any:
         """For loops of PyTorch; None in workers of other frameworks, which need not even have torch."""
         framework = getattr(self.context.train_run_context.backend_config, "framework", None)
         if framework.value != "torch" if framework is not None else "torch" not in sys.modules:
             return None
-        from holdfast.adapters.ray.loader import know_rays_loaders
+        from holdfast.adapters.replay import patches as replay
+
+        importlib.import_module("ray.train.torch.train_loop_utils")  # now its names are needed too
+        try:
+            replay.check()
+            if missing := RAY.missing():
+                raise MissingTargetsError(RAY, missing)
+        except MissingTargetsError as error:
+            unprotected(f"PyTorch loops in this worker are not followed: {error}")
+            return None
+        from holdfast.adapters.ray import loader
         from holdfast.adapters.replay.follower import Follower
 
-        know_rays_loaders()
-        return Follower(self.settings, on_preempted=self._preempted, name="ray")
+        loader.register()
+        return Follower(self.settings, on_preempted=self._preempted, name="ray", around=__file__)
 
     @property
     def replaying(self) -> bool:
@@ -142,14 +153,8 @@ class Worker:
                 if adapter.name not in ("ray", "replay") and trigger in sys.modules:
                     registry.install(adapter.name, sys.modules[trigger])
         set_train_fn_utils(reporting)
-        note_reports(self)
-        runner = self.context.execution_context.training_thread_runner
-        run = runner.run
-
-        def run_followed(target: Callable[[], Any]) -> None:
-            run(functools.wraps(target)(functools.partial(self._train, target)))
-
-        runner.run = run_followed
+        Noting(self).begin()
+        RAY.begin("worker", self, to=self.context.execution_context.training_thread_runner)
         name, world = self.context.get_experiment_name(), self.context.get_world_size()
         leave_marker(Marker(name=name, location=self.origin.location, rank=self.rank, world=world))
         if self.rank == 0 and is_unnamed(self.context) and not self._restarted:
@@ -157,6 +162,14 @@ class Worker:
                 "this run has no name, so no other job will go on from its checkpoints; Ray's own restarts of its "
                 "workers do. RunConfig(name=…) gives it one"
             )
+
+    def run(self, original: Callable[[Callable[[], Any]], None]) -> Callable[[Callable[[], Any]], None]:
+        """Wrapper of the patch table: Ray's start of the training function."""
+
+        def run(target: Callable[[], Any]) -> None:
+            original(functools.wraps(target)(functools.partial(self._train, target)))
+
+        return run
 
     def shut_down(self) -> None:
         """Ray is about to kill this process. From now on signals are Ray's again."""

@@ -12,7 +12,9 @@ Nothing is in place for the life of the process. Each scope begins when it is ne
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
+from typing import Any
 
 from _holdfast_startup import required
 from holdfast.base.patching import MissingTargetsError, Patch, PatchSet, Reads
@@ -28,7 +30,7 @@ _SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedSched
 TORCH = PatchSet(
     framework="torch",
     oldest="2.6",
-    newest="2.13",
+    newest="2.13.0",
     patches=(
         *(
             Patch(
@@ -195,7 +197,7 @@ PYTHON = PatchSet(
 TORCHDATA = PatchSet(
     framework="torchdata",
     oldest="0.10",
-    newest="0.11",
+    newest="0.11.0",
     patches=(
         Patch(
             target="torchdata.stateful_dataloader:StatefulDataLoader.__iter__",
@@ -211,7 +213,7 @@ TORCHDATA = PatchSet(
 SAFETENSORS = PatchSet(
     framework="safetensors",
     oldest="0.5",
-    newest="0.8",
+    newest="0.8.0",
     patches=(
         Patch(
             target="safetensors.torch:serialize_file",
@@ -241,10 +243,13 @@ def install(module: ModuleType) -> None:
         if not required():
             raise
         # Frameworks with an adapter of their own, and holdfast.Run, are protected all the same.
-        from holdfast.adapters.replay.refusal import refuse_steps
-
-        refuse_steps(UnprotectedError(f"{error}. HOLDFAST_ENABLED=require refuses to train unprotected"))
+        _module("refusal").refuse_steps(
+            UnprotectedError(f"{error}. HOLDFAST_ENABLED=require refuses to train unprotected")
+        )
         return
-    from holdfast.adapters.replay.script import follow_script
+    _module("script").follow_script()
 
-    follow_script()
+
+def _module(name: str) -> Any:
+    """A module of this package, none of which is imported before the table is known to fit."""
+    return importlib.import_module(f"holdfast.adapters.replay.{name}")
