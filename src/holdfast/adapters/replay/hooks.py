@@ -43,6 +43,8 @@ class Hooks:
         """By framework: its patches that are in place."""
         self._call: Applied | None = None
         self._handles: list[Any] = []
+        self._loads: dict[Callable[..., Any], Callable[..., Any]] = {}
+        """By original, its one replacement: torch.load stays the same object as torch.serialization.load."""
         self.active = False
 
     def begin(self) -> None:
@@ -89,6 +91,7 @@ class Hooks:
         for applied in self._applied.values():
             applied.undo()
         self._applied.clear()
+        self._loads.clear()
 
     # ------------------------------------------------------------------ wrappers
 
@@ -134,11 +137,15 @@ class Hooks:
         return update
 
     def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        if original in self._loads:
+            return self._loads[original]
+
         def load(f: Any, *args: Any, **options: Any) -> Any:
             if self.active:
                 self._watcher.loads(f)
             return original(f, *args, **options)
 
+        self._loads[original] = load
         return load
 
     def iterate(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
