@@ -1,0 +1,1 @@
+"""A toy training framework, for the worked example of an adapter."""

@@ -1,0 +1,1 @@
+"""The adapter of tinytrain. In the package, this folder is ``holdfast/adapters/tinytrain``."""
