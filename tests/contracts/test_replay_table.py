@@ -7,6 +7,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import multiprocessing
 import os
 import pickle
 import sys
@@ -235,6 +236,26 @@ def test_when_a_follower_stops_everything_is_as_before(tmp_path: Path) -> None:
     assert {f"torch._tensor:Tensor.{name}" for name in TENSOR_READS} < set(inside)
     assert {patch.target for patch in TORCH.patches if patch.scope == "follow"} < set(inside)
     assert left == []
+
+
+def test_what_the_function_of_a_child_process_reads_is_the_scripts(tmp_path: Path) -> None:
+    def train(out: Path) -> None:
+        from holdfast.adapters.replay.follower import current
+
+        loop()
+        follower = current()
+        assert follower is not None
+        out.write_text(str(len(follower.loop.seen)))
+
+    def scenario() -> Any:
+        switched_on(tmp_path / "run")
+        registry.install("replay", torch)
+        child = multiprocessing.get_context("fork").Process(target=train, args=(tmp_path / "reads",))
+        child.start()
+        child.join()
+        return child.exitcode, (tmp_path / "reads").read_text()
+
+    assert forked(scenario) == [0, "5"]  # the loss of each step, and the weights
 
 
 def found(target: str) -> Any:
