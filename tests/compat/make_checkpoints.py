@@ -44,7 +44,7 @@ KINDS = {
 }
 
 
-def start(kind: Kind, folder: Path, **more: str) -> subprocess.Popen[str]:
+def start(kind: Kind, folder: Path, *, python: str | Path = sys.executable, **more: str) -> subprocess.Popen[str]:
     """Start the script in ``folder``, where the run has or gets its checkpoints."""
     for path in (SCRIPTS / kind.script, SCRIPTS / "record.py"):
         shutil.copy(path, folder)
@@ -53,7 +53,7 @@ def start(kind: Kind, folder: Path, **more: str) -> subprocess.Popen[str]:
     environment |= {"HOLDFAST_KILL_WAIT": "0", "RESULT": "result.json", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "HF_HUB_OFFLINE": "1"}
     environment |= kind.environment | more
-    command = [sys.executable, kind.script]
+    command = [python, kind.script]
     return subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
