@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import re
 import sys
 from typing import Any
 
@@ -52,7 +53,7 @@ _V3_SAVING = f"{_V3}.saving.saving_lib"
 
 KERAS = PatchSet(
     framework="keras",
-    oldest="3.10",
+    oldest="3.11",
     newest="3.15.1",
     entry=f"{_V3}.models.model:Trainer.fit",
     patches=(
@@ -294,12 +295,21 @@ TENSORFLOW = PatchSet(
 TABLES: tuple[PatchSet, ...] = (KERAS, TF_KERAS, TENSORFLOW)
 
 
+def _is_older(module: Any, oldest: str) -> bool:
+    numbers = [int(number) for number in re.findall(r"\d+", getattr(module, "__version__", ""))]
+    return bool(numbers) and numbers < [int(number) for number in oldest.split(".")]
+
+
 def install(module: Any) -> None:
     """Follow the ``fit`` of ``keras`` or ``tf_keras``, which was just imported."""
     name = module.__name__.partition(".")[0]
     table = TF_KERAS if name == "tf_keras" else KERAS
     for needed in (table, TENSORFLOW) if "tensorflow" in sys.modules else (table,):
-        if missing := needed.missing():
+        missing = needed.missing()
+        if needed is KERAS and _is_older(module, KERAS.oldest):
+            # Its names are the same, but its iterator does not say where a group of batches ends.
+            missing.append(f"{_ITERATOR}._enumerate_iterator of keras {KERAS.oldest}")
+        if missing:
             LEFT_ALONE.add(name)
             raise MissingTargetsError(dataclasses.replace(needed, entry=table.entry), missing)
     from holdfast.adapters.keras.training import follow
