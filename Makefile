@@ -64,7 +64,7 @@ lint: $(READY)
 	$(VENV)/bin/lint-imports --no-logo
 
 soak: $(READY)
-	$(RUN) tests/soak.py --minutes $(MINUTES)
+	$(RUN) -m tests.soak --minutes $(MINUTES)
 	$(WITH_CLUSTER) $(RUN) -m pytest --whole -m share $(PYTEST_ARGS)
 
 bench: $(READY)

@@ -1,4 +1,4 @@
-"""Keras with holdfast beside Keras alone: ``python benchmarks/peer_keras.py [--rounds N] [--json FILE]``.
+"""Keras with holdfast beside Keras alone: ``python -m benchmarks.peer_keras [--rounds N] [--json FILE]``.
 
 One script, the same signals at the same places, on all sides. Keras alone follows its documentation: one process has a
 ``BackupAndRestore``, every epoch or every five steps; two workers under ``MultiWorkerMirroredStrategy`` have one every
@@ -29,13 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/adapters"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from bench import Pairs, plain
-from keras_drill import Job, Server
-
-from ports import free_port
+from benchmarks.bench import Pairs, plain
+from tests.jobs.keras.drill import Job, Server
+from tests.kit.ports import free_port
 
 GRACE_S = 15.0
 LIMIT_S = 90.0

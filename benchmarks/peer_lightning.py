@@ -1,4 +1,4 @@
-"""Lightning with holdfast beside Lightning alone: ``python benchmarks/peer_lightning.py [--rounds N] [--json FILE]``.
+"""Lightning with holdfast beside Lightning alone: ``python -m benchmarks.peer_lightning [--rounds N] [--json FILE]``.
 
 One script, the same signals at the same places, on both sides. Lightning alone follows what its documentation says
 about being stopped: an ``OnExceptionCheckpoint``, a ``ModelCheckpoint`` every five steps with ``save_last``, and
@@ -20,10 +20,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/adapters"))
-
-from bench import Pairs, plain
-from lightning_drill import Job, Outcome, Server
+from benchmarks.bench import Pairs, plain
+from tests.jobs.lightning.drill import Job, Outcome, Server
 
 GRACE_S = 30.0
 RECIPE = "--own-checkpoints"

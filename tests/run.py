@@ -17,7 +17,13 @@ from typing import IO
 
 NO_TESTS = 5
 HERE = Path(os.path.relpath(__file__)).parent
-AFTERWARDS = [str(HERE / name) for name in ("data", "progress", "store", "unit")]
+AFTERWARDS = [
+    str(HERE / name)
+    for name in (
+        "jobs/torch/test_data_position.py",
+        *("unit/adapters", "unit/agree", "unit/engine", "unit/progress", "unit/recorder", "unit/store", "unit/torch"),
+    )
+]
 """After those on a cluster, so that both sides take about as long."""
 
 

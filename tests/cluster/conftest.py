@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from jobs import NAMESPACE, crd_spec
-from trainings import Training
-
-from clusters import Kube
+from tests.cluster.jobs import NAMESPACE, crd_spec
+from tests.cluster.trainings import Training
+from tests.kit.kube import Kube
 
 
 @pytest.fixture(scope="session")

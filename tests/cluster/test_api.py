@@ -8,11 +8,11 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from jobs import NAMESPACE, claim, crd_spec, spec_of, trainjob
-from test_other_ways import leads_one_of
-from trainings import Submitted
 
 from holdfast.operator import certificates
+from tests.cluster.jobs import NAMESPACE, claim, crd_spec, spec_of, trainjob
+from tests.cluster.test_other_ways import leads_one_of
+from tests.cluster.trainings import Submitted
 
 pytestmark = pytest.mark.timeout(1800)
 

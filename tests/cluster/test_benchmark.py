@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from documents import Command, commands
-from stage import SCRIPTS
 
 import holdfast
-from clusters import Kube
+from tests.kit.kube import Kube
+from tests.unit.minikube.documents import Command, commands
+from tests.unit.minikube.stage import SCRIPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

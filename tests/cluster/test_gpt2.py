@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trainings import Submitted, folder_of
+
+from tests.cluster.trainings import Submitted, folder_of
+from tests.kit import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples/kubernetes/gpt2"
+EXAMPLE = ROOT / "examples/kubernetes/gpt2"
 STEPS = "400"
 
 

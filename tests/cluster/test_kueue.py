@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import expected_digest
-from trainings import Training
 
-from clusters import Kube
+from tests.cluster.jobs import expected_digest
+from tests.cluster.trainings import Training
+from tests.kit.kube import Kube
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

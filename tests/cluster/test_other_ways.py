@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from jobs import NAMESPACE, claim, expected_digest, trainjob
-from trainings import folder_of
+
+from tests.cluster.jobs import NAMESPACE, claim, expected_digest, trainjob
+from tests.cluster.trainings import folder_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import certifi
 import pytest
-from jobs import TRAIN
 
-from ports import free_port
-from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, find_versitygw
+from tests.cluster.jobs import TRAIN
+from tests.kit.ports import free_port
+from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, find_versitygw
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 import yaml
-from test_trainjob import drain
-from trainings import folder_of
 
-from clusters import PATIENCE_S
+from tests.cluster.test_trainjob import drain
+from tests.cluster.trainings import folder_of
+from tests.kit import ROOT
+from tests.kit.kube import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples/kubernetes/ray"
+EXAMPLE = ROOT / "examples/kubernetes/ray"
 EPOCHS, STEPS = 5, 5 * 50
 
 

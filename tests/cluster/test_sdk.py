@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import claim
-from trainings import folder_of
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kubeflow"))
-
-import functions
+from tests.cluster.jobs import claim
+from tests.cluster.trainings import folder_of
+from tests.kit import python_path
+from tests.unit.kubeflow import functions
 
 pytest.importorskip("kubeflow.trainer", reason="needs the Kubeflow SDK: pip install 'holdfast[kubeflow]'")
 
@@ -43,14 +42,13 @@ def undisturbed(folder: Path) -> dict:
     script = folder / "plain.py"
     path = folder / "plain.json"
     script.write_text(
-        f"import sys\nsys.path.insert(0, {os.path.dirname(functions.__file__)!r})\n"
-        f"import functions\nfunctions.tiny({STEPS}, path={str(path)!r})\n"
+        f"from tests.unit.kubeflow import functions\nfunctions.tiny({STEPS}, path={str(path)!r})\n"
         # Else threads of gloo abort some processes on their way out.
         "import torch.distributed\ntorch.distributed.destroy_process_group()\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-        env={**os.environ, "HOLDFAST_ENABLED": "0", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": python_path(), "HOLDFAST_ENABLED": "0", "OMP_NUM_THREADS": "1"},
         cwd=folder,
         check=False,
         stdout=subprocess.PIPE,

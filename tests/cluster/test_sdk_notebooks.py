@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from jobs import claim
-from trainings import folder_of
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kubeflow"))
-
-import notebooks
+from tests.cluster.jobs import claim
+from tests.cluster.trainings import folder_of
+from tests.unit.kubeflow import notebooks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

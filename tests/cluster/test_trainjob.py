@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import NAMESPACE, expected_digest
+
+from tests.cluster.jobs import NAMESPACE, expected_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -8,9 +8,9 @@ import re
 from typing import Any
 
 import pytest
-from jobs import claim, trainjob
 
-from clusters import PATIENCE_S
+from tests.cluster.jobs import claim, trainjob
+from tests.kit.kube import PATIENCE_S
 
 
 def folder_of(kube: Any, name: str) -> str:

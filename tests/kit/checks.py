@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
-
-import drill
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import verify, whole
-
-_known: dict[str, drill.Outcome] = {}
+from tests.kit.jobs import journal
 
 
 def assert_whole(folder: str, minimum: int = 1):
@@ -22,33 +18,10 @@ def assert_whole(folder: str, minimum: int = 1):
 
 def last_completed_when_noticed(folder: str) -> int:
     """The step that was completed when the first notice of the last attempt came."""
-    events = drill.journal(folder)
+    events = journal(folder)
     attempt = max(event["attempt"] for event in events)
     return min(
         event["step"]
         for event in events
         if event["event"] == "notice" and event["attempt"] == attempt and "step" in event
     )
-
-
-def uninterrupted(server, spec: drill.Spec) -> drill.Outcome:
-    """The same training without faults, run once for each kind."""
-    what = (
-        "world",
-        "epochs",
-        "samples",
-        "batch",
-        "workers",
-        "accumulate",
-        "dropout",
-        "batchnorm",
-        "augment",
-        "stateful",
-    )
-    more = ("fsdp", "scaler", "evaluate_every", "isolate_evaluation", "width", "frozen", "device")
-    shape = {name: getattr(spec, name) for name in (*what, *more)}
-    key = repr(sorted(shape.items()))
-    if key not in _known:
-        _known[key] = server.run(drill.Spec(tempfile.mkdtemp(prefix="holdfast-plain-") + "/run", **shape))
-        assert _known[key].codes == [0] * spec.world, _known[key].log
-    return _known[key]

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from tests.kit import ROOT
+
 KUBE = ROOT.parent / "shared/kube"
 """What lies beside the repository where a cluster can be made: programs and the manifests of other projects, packed."""
 NAMESPACE = "holdfast-system"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ports import free_port
+from tests.kit import ROOT
+from tests.kit.ports import free_port
 
 ACCESS_KEY = "AKIAMARKERACCESS"
 SECRET_KEY = "markerSecretNeverToBeSeen"
@@ -27,7 +28,7 @@ def find_versitygw(unpack_into: Path) -> str:
     named = os.environ.get("HOLDFAST_TEST_VERSITYGW") or shutil.which("versitygw")
     if named:
         return named
-    packed = Path(__file__).parents[1].parent / "shared/kube/bin/versitygw.xz"
+    packed = ROOT.parent / "shared/kube/bin/versitygw.xz"
     if packed.is_file():
         program = unpack_into / "versitygw"
         with lzma.open(packed) as source, program.open("wb") as target:

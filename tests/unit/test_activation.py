@@ -17,8 +17,8 @@ import pytest
 
 import _holdfast_startup as startup
 from holdfast.adapters.registry import ADAPTERS
+from tests.kit import ROOT
 
-ROOT = Path(__file__).parents[2]
 HOOKS = {"transformers", "lightning", "keras", "ray", "replay", "torchrun"}
 
 FRAMEWORKS = {

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
-
-ROOT = Path(__file__).parents[1]
+from tests.kit import ROOT
 
 PUBLIC = {
     "CheckpointCorruptError",

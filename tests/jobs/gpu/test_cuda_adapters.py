@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from checks import assert_whole
+from tests.kit import ROOT
+from tests.kit.checks import assert_whole
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU and a CUDA build of torch", allow_module_level=True)
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "tests" / "adapters" / "scripts"
+JOBS = ROOT / "tests/jobs"
 # As holdfast.pth does it, also where the package is not installed.
 START = (
     "import sys, runpy, _holdfast_startup as s; s.started or s.start(); sys.argv.pop(0);"
@@ -93,7 +93,7 @@ def test_a_trainer_on_a_gpu_is_saved_and_goes_on_exactly(tmp_path):
     }
 
     def command(name: str) -> list[str]:
-        script = str(SCRIPTS / "transformers_train.py")
+        script = str(JOBS / "transformers/scripts/transformers_train.py")
         out, result = str(tmp_path / name), str(tmp_path / f"{name}.json")
         return [script, "--out", out, "--result", result, "--args", json.dumps(more)]
 

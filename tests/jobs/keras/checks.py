@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from keras_drill import Outcome, Server
+from tests.jobs.keras.drill import Outcome, Server
 
 _known: dict[str, Outcome] = {}
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.base.run_directory import home_of
+from tests.kit import python_path
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -90,7 +91,7 @@ def _run(script: str, arguments: list[str]) -> int:
     import threading
 
     sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(script))
+    sys.path[0] = os.path.dirname(script)  # as for ``python SCRIPT``
     code = 0
     try:
         runpy.run_path(script, run_name="__main__")
@@ -134,9 +135,13 @@ class Job:
 class Server:
     def __init__(self, *modules: str, **environment: str) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"import keras_drill; keras_drill.serve({theirs.fileno()}, *{modules!r})"]
+        command = [
+            sys.executable,
+            "-c",
+            f"from tests.jobs.keras import drill; drill.serve({theirs.fileno()}, *{modules!r})",
+        ]
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""}
-        paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        paths = python_path()
         env = {**os.environ, **quiet, "PYTHONPATH": paths, **environment}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env, stderr=subprocess.DEVNULL)
         theirs.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import pytest
 
 pytest.importorskip("keras")
 pytest.importorskip("tensorflow")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from keras_checks import Case, moments
-from keras_drill import Server
+from tests.jobs.keras.checks import Case, moments
+from tests.jobs.keras.drill import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.jobs import journal
+
 pytest.importorskip("keras")
 pytest.importorskip("tensorflow")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from keras_checks import Case, moments
-from keras_drill import SCRIPTS, Server
-
-import drill
-from checks import assert_whole
+from tests.jobs.keras.checks import Case, moments
+from tests.jobs.keras.drill import SCRIPTS, Server
+from tests.kit.checks import assert_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -81,7 +80,7 @@ def test_a_second_notice_while_it_saves_changes_nothing(keras: Server, tmp_path:
 def test_periodic_saves_and_a_notice_between_them(keras: Server, tmp_path: Path, every: str) -> None:
     case = Case(keras, tmp_path, "keras_train.py", *SHAPE, HOLDFAST_SAVE_EVERY=every)
     case.check(moments("batch_end:17"))
-    reasons = [event["reason"] for event in drill.journal(str(tmp_path / "run")) if event["event"] == "commit"]
+    reasons = [event["reason"] for event in journal(str(tmp_path / "run")) if event["event"] == "commit"]
     assert "periodic" in reasons
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kit.jobs import journal
+
 pytest.importorskip("tf_keras")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from keras_drill import Job, Outcome, Server
-
-import drill
-from checks import assert_whole
-from ports import free_port
+from tests.jobs.keras.drill import Job, Outcome, Server
+from tests.kit.checks import assert_whole
+from tests.kit.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -64,7 +62,7 @@ def check_the_rest(server: Server, folder: Path, undisturbed: list[Outcome]) -> 
 
 
 def training(folder: Path) -> bool:
-    return any(event["event"] == "training" for event in drill.journal(str(folder / "run")))
+    return any(event["event"] == "training" for event in journal(str(folder / "run")))
 
 
 @pytest.mark.parametrize(

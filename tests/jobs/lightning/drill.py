@@ -17,9 +17,8 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from ports import free_port
+from tests.kit import python_path
+from tests.kit.ports import free_port
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scripts/lightning_train.py"
@@ -240,8 +239,8 @@ class Server:
     def __init__(self, *, enabled: bool = True) -> None:
         """``enabled``: whether holdfast's adapter is there at all."""
         ours, theirs = socket.socketpair()
-        code = f"import lightning_drill; lightning_drill.serve({theirs.fileno()})"
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        code = f"from tests.jobs.lightning import drill; drill.serve({theirs.fileno()})"
+        path = python_path()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))}
         environ = {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "HOLDFAST_ENABLED": str(int(enabled))}
@@ -266,12 +265,3 @@ class Server:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def journal(folder: str) -> list[dict]:
-    from holdfast.progress import read_journal
-
-    try:
-        return list(read_journal(Path(folder, ".holdfast", "journal.jsonl")))
-    except OSError:
-        return []

@@ -13,13 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-
-from lightning_drill import SCRIPT
-from pages import blocks_of
-
-from checks import assert_whole
+from tests.docs.pages import blocks_of
+from tests.jobs.lightning.drill import SCRIPT
+from tests.kit import ROOT
+from tests.kit.checks import assert_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -159,7 +156,7 @@ class Program:
 
 @pytest.mark.share(0)
 def test_the_script_of_the_page_under_holdfast_run(tmp_path) -> None:
-    page = Path(__file__).parents[2] / "docs/lightning.md"
+    page = ROOT / "docs/lightning.md"
     script = tmp_path / "train_lightning.py"
     script.write_text(next(block.code for block in blocks_of(page) if block.language == "python"))
     plain = Program(tmp_path / "undisturbed", sys.executable, str(script))

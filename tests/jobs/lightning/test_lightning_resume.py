@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from lightning_drill import Job, Outcome, Server, journal
-
-from checks import assert_whole, last_completed_when_noticed
+from tests.jobs.lightning.drill import Job, Outcome, Server
+from tests.kit.checks import assert_whole, last_completed_when_noticed
+from tests.kit.jobs import journal
 
 COMPARED = ("digests", "steps", "epochs", "metrics", "best", "lr", "waited", "seen")
 _known: dict[str, Outcome] = {}

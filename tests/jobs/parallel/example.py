@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).parents[2] / "examples/parallel-training"
-sys.path.insert(0, str(EXAMPLE))
+from tests.kit import ROOT
+
+EXAMPLE = ROOT / "examples/parallel-training"
 
 
 def run(script: str, *options: str, timeout_s: float = 120.0, **variables: str) -> subprocess.CompletedProcess[str]:

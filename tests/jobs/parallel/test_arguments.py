@@ -11,10 +11,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from example import run
-
 import compare
 import training
+from tests.jobs.parallel.example import run
 
 SMALL = ("--data", "generated", "--images", "64", "--test-images", "16", "--batch-size", "8")
 

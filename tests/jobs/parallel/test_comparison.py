@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 pytest.importorskip("tf_keras")
 pytest.importorskip("matplotlib")
 
-from example import EXAMPLE, result, run
+from tests.jobs.parallel.example import EXAMPLE, result, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example import EXAMPLE
 
 import data
 import sources
+from tests.jobs.parallel.example import EXAMPLE
 
 assert Path(data.__file__).parent == EXAMPLE
 

@@ -19,8 +19,6 @@ import pytest
 pytest.importorskip("ray")
 pytest.importorskip("matplotlib")
 
-from example import EXAMPLE, run
-
 import benchmark
 import compare
 import data
@@ -30,6 +28,7 @@ import options
 import plots
 import training
 import workers
+from tests.jobs.parallel.example import EXAMPLE, run
 
 JOB = {
     **{"epochs": 2, "batch_size": 8, "learning_rate": 0.1, "patience": 5, "seed": 7, "filters": 64},
@@ -549,7 +548,6 @@ def test_a_training_that_fails_before_it_is_interrupted_shows_what_it_said(tmp_p
 HELD = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
-sys.path.insert(0, {example!r})
 import benchmark, cluster
 
 def hold(driver):
@@ -565,8 +563,9 @@ sys.exit(benchmark.main())
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_benchmark_that_has_to_leave_takes_its_cluster_down(tmp_path: Path, number: int, code: int) -> None:
     """A closed terminal too, though the nodes are in sessions of their own; and though the signal comes twice."""
-    words = [sys.executable, "-c", HELD.format(example=str(EXAMPLE)), *DRIVER, "--save-path", str(tmp_path)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    words = [sys.executable, "-c", HELD, *DRIVER, "--save-path", str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(EXAMPLE)}
+    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         folder, *nodes = process.stdout.readline().split()
         os.kill(process.pid, number)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ports import free_port
+from tests.kit.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _RAY = str(Path(sys.executable).with_name("ray"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ import pytest
 
 pytest.importorskip("ray")
 pytest.importorskip("tf_keras")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from ray_cluster import Cluster, Job, wait_for
-
-from checks import assert_whole
+from tests.jobs.ray.cluster import Cluster, Job, wait_for
+from tests.kit.checks import assert_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -85,7 +82,7 @@ def test_sigterm_to_one_worker(cluster: Cluster, undisturbed: dict[int, Any], tm
     assert commits[-1][1] == STEPS, commits
 
 
-@pytest.mark.share(0)  # tests/parallel does the same with its own script
+@pytest.mark.share(0)  # tests/jobs/parallel does the same with its own script
 def test_a_killed_worker_costs_no_step_that_was_complete(
     cluster: Cluster, undisturbed: dict[int, Any], tmp_path: Path
 ) -> None:

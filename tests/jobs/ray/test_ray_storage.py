@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("ray")
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 
-from cli_checkpoints import make_checkpoint
 from ray.train import Checkpoint, RunConfig
 
 from holdfast.adapters.ray.storage import Note, Origin, Reports, choose_origin, is_unnamed, location_of, run_id_of
 from holdfast.errors import ConfigError
+from tests.kit.checkpoints import make_checkpoint
 
 
 class Run:

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
+from tests.kit import ROOT
+
 pytest.importorskip("ray")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from ray_cluster import Cluster, Job, wait_for
-
-from checks import assert_whole
 from holdfast.adapters.ray.marker import markers
-from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY
+from tests.jobs.ray.cluster import Cluster, Job, wait_for
+from tests.kit.checks import assert_whole
+from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -246,7 +246,7 @@ def test_the_config_in_code_and_a_wrong_value(cluster: Cluster, expected: Any, t
 @pytest.mark.share(0)
 def test_the_script_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
     cluster.at_least(2)
-    page = (Path(__file__).parents[2] / "docs/ray.md").read_text()
+    page = (ROOT / "docs/ray.md").read_text()
     code = re.search(r"```python\n(.+?)```", page, re.DOTALL)[1]
     script = tmp_path / "train_ray.py"
     sums = []

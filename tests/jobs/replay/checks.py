@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import tempfile
 
-import replay_drill as drill
-
-from checks import assert_whole, last_completed_when_noticed
+from tests.jobs.replay import drill
+from tests.kit.checks import assert_whole, last_completed_when_noticed
 
 _known: dict[str, list[list[str]]] = {}
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from tests.kit import python_path
+
 HERE = Path(__file__).parent
 
 
@@ -216,8 +218,8 @@ class Server:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"import replay_drill; replay_drill.serve({theirs.fileno()})"]
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-c", f"from tests.jobs.replay import drill; drill.serve({theirs.fileno()})"]
+        path = python_path()
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))}
         environment = {**kept, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)

@@ -11,18 +11,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import replay_drill as drill
-from replay_checks import check, go_on, uninterrupted
-
 import holdfast
-from checks import assert_whole
+from tests.jobs.replay import drill
+from tests.jobs.replay.checks import check, go_on, uninterrupted
+from tests.kit.checks import assert_whole
 
 
 @pytest.fixture(scope="module")
 def plain():
-    """Runs plain PyTorch scripts; see replay_drill.py."""
+    """Runs plain PyTorch scripts; see drill.py."""
     server = drill.Server()
     yield server
     server.close()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import replay_drill as drill
-from replay_checks import check, go_on, uninterrupted
+from tests.jobs.replay import drill
+from tests.jobs.replay.checks import check, go_on, uninterrupted
 
 CASES = {
     "plain_mnist": ["epoch 2 batch 4", "backward 1", "optimizer 17", "test 1 batch 1", "epoch 1 mean"],
@@ -24,7 +19,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def plain():
-    """Runs plain PyTorch scripts; see replay_drill.py."""
+    """Runs plain PyTorch scripts; see drill.py."""
     server = drill.Server()
     yield server
     server.close()

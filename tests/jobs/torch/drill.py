@@ -21,7 +21,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ports import free_port
+from tests.kit import python_path
+from tests.kit.jobs import journal, last_events
+from tests.kit.ports import free_port
 
 HERE = Path(__file__).parent
 
@@ -381,8 +383,8 @@ class Server:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"import drill; drill.serve({theirs.fileno()})"]
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-c", f"from tests.jobs.torch import drill; drill.serve({theirs.fileno()})"]
+        path = python_path()
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
@@ -467,18 +469,3 @@ class Job:
         notices = [event["t"] for event in journal(self.spec.dir) if event["event"] == "notice"]
         after_notice_s = ended - notices[0] if notices else None
         return Outcome(codes, time.monotonic() - self.began, results, self.log(), after_notice_s)
-
-
-def journal(folder: str) -> list[dict]:
-    from holdfast.progress import read_journal
-
-    try:
-        return list(read_journal(Path(folder, ".holdfast", "journal.jsonl")))
-    except OSError:
-        return []
-
-
-def last_events(folder: str) -> str:
-    """For the message of a test that found a job hanging."""
-    events = [event for event in journal(folder) if event["event"] != "skipped"]
-    return "\n".join(json.dumps(event) for event in events[-20:])

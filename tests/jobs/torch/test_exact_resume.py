@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import drill
-from checks import assert_whole, uninterrupted
+from tests.jobs.torch import drill
+from tests.jobs.torch.checks import uninterrupted
+from tests.kit.checks import assert_whole
 
 SHAPES = {
     "shuffled loader without workers": {"world": 1},

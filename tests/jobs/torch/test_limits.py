@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import drill
-from checks import assert_whole, last_completed_when_noticed, uninterrupted
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import whole
+from tests.jobs.torch import drill
+from tests.jobs.torch.checks import uninterrupted
+from tests.kit.checks import assert_whole, last_completed_when_noticed
+from tests.kit.jobs import journal, last_events
 
 AFTER_NOTICE_S = 15.0
 """Grace periods of 4 to 6 s hold: room for a starved machine, and less than the default of the drill, 20 s."""
@@ -369,9 +371,7 @@ def test_saves_by_time_are_of_one_step_on_all_ranks(server, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), 2, save_every="0.4s", settings={"keep": 20}, step_s=0.15)
     outcome = server.run(spec)
     assert outcome.codes == [0, 0], outcome.log
-    periodic = [
-        event for event in drill.journal(spec.dir) if event["event"] == "commit" and event["reason"] == "periodic"
-    ]
+    periodic = [event for event in journal(spec.dir) if event["event"] == "commit" and event["reason"] == "periodic"]
     assert len(periodic) >= 2
     assert_whole(spec.dir, minimum=3)
     assert outcome.digest == uninterrupted(server, spec).digest
@@ -402,7 +402,7 @@ def test_a_save_by_time_that_one_rank_did_not_hear_of_in_time_is_left_out(server
     job.send(signal.SIGCONT, 1)
     outcome = job.wait()
     assert outcome.codes == [0, 0], outcome.log
-    assert "rank 1 did not answer" in {event["why"] for event in drill.journal(spec.dir) if event["event"] == "skipped"}
+    assert "rank 1 did not answer" in {event["why"] for event in journal(spec.dir) if event["event"] == "skipped"}
     assert outcome.digest == uninterrupted(server, spec).digest
 
 
@@ -421,10 +421,10 @@ def test_a_rank_that_had_to_give_up_a_round_takes_part_again_when_the_store_wake
     until(lambda: Path(f"/proc/{job.pids[0]}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     time.sleep(2.5)  # rank 1 gives up after a second
     job.send(signal.SIGCONT, 0)
-    woken = len(drill.journal(spec.dir))
+    woken = len(journal(spec.dir))
     end = time.monotonic() + 60
-    while not any(event["event"] == "commit" for event in drill.journal(spec.dir)[woken:]):
-        assert time.monotonic() < end, drill.last_events(spec.dir)
+    while not any(event["event"] == "commit" for event in journal(spec.dir)[woken:]):
+        assert time.monotonic() < end, last_events(spec.dir)
         time.sleep(0.05)
     job.send(signal.SIGTERM, told)
     outcome = job.wait(40.0)
@@ -555,7 +555,7 @@ def test_goodput_knows_what_was_lost(server, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), 1, save_every="4 steps", step_s=0.05, faults=faults)
     server.run(spec)
     server.run(drill.Spec(spec.dir, 1))
-    found = goodput(drill.journal(spec.dir))
+    found = goodput(journal(spec.dir))
     assert found.attempts == 2
     assert found.steps_lost in (0, 1, 4)
     assert 0 < found.ratio < 1
@@ -602,7 +602,7 @@ def test_a_spot_reclaim_announced_by_the_cloud_is_a_notice(server, tmp_path):
     finally:
         endpoint.shutdown()
     assert outcome.codes == [143, 143], outcome.log
-    notice = next(event for event in drill.journal(spec.dir) if event["event"] == "notice")
+    notice = next(event for event in journal(spec.dir) if event["event"] == "notice")
     assert notice["source"] == "aws"
     assert 30 < notice["grace_s"] <= 60
     assert_whole(spec.dir)

@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
-import drill
-from checks import assert_whole, last_completed_when_noticed, uninterrupted
+from tests.jobs.torch import drill
+from tests.jobs.torch.checks import uninterrupted
+from tests.kit.checks import assert_whole, last_completed_when_noticed
+from tests.kit.jobs import journal
 
 PHASES = ["forward", "backward", "optimizer", "after-optimizer", "save", "evaluation"]
 
@@ -145,7 +147,7 @@ def test_many_interruptions_end_with_the_same_bits(server, tmp_path):
         assert set(outcome.codes) == {143}, outcome.log
     final = server.run(spec)
     assert final.digest == uninterrupted(server, spec).digest
-    assert [event["event"] for event in drill.journal(spec.dir)].count("attempt") == 5
+    assert [event["event"] for event in journal(spec.dir)].count("attempt") == 5
 
 
 def test_sigterm_to_the_whole_process_group_does_not_take_the_save_with_the_loader_workers(server, tmp_path):

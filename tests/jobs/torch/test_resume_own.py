@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-import drill
-from checks import assert_whole, uninterrupted
+from tests.jobs.torch import drill
+from tests.jobs.torch.checks import uninterrupted
+from tests.kit.checks import assert_whole
 
 
 @pytest.fixture

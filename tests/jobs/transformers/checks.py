@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import tempfile
 
-import transformers_drill as drill
-
-from checks import assert_whole
 from holdfast.store.manifest import step_of
+from tests.jobs.transformers import drill
+from tests.kit.checks import assert_whole
+from tests.kit.jobs import journal
 
 _known: dict[str, drill.Outcome] = {}
 
@@ -46,7 +46,7 @@ def assert_same(outcome: drill.Outcome, plain: drill.Outcome) -> None:
 
 
 def last_completed_when_noticed(folder: str) -> int:
-    events = drill.journal(folder)
+    events = journal(folder)
     attempt = max(event["attempt"] for event in events)
     noticed = [
         event["step"]

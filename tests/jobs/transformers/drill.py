@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from ports import free_port
+from tests.kit import python_path
+from tests.kit.jobs import journal
+from tests.kit.ports import free_port
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "scripts/transformers_train.py"
@@ -247,9 +247,9 @@ class Server:
 
     def __init__(self, holdfast: bool = True) -> None:
         ours, theirs = socket.socketpair()
-        code = f"import transformers_drill; transformers_drill.serve({theirs.fileno()}, {holdfast})"
+        code = f"from tests.jobs.transformers import drill; drill.serve({theirs.fileno()}, {holdfast})"
         command = [sys.executable, "-c", code]
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        path = python_path()
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         environment.pop("HOLDFAST_ENABLED", None)
         if not holdfast:
@@ -352,12 +352,3 @@ def shared() -> Server:
     if not _shared:
         _shared.append(Server())
     return _shared[0]
-
-
-def journal(folder: str) -> list[dict]:
-    from holdfast.progress import read_journal
-
-    try:
-        return list(read_journal(Path(folder, ".holdfast", "journal.jsonl")))
-    except OSError:
-        return []

@@ -9,11 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
-import transformers_drill as drill
-from transformers_checks import EVALUATE, SAVE, assert_same, fault, interrupt_and_resume, steps_in, without_holdfast
 
-from checks import assert_whole
 from holdfast.store.base import SENTINEL
+from tests.jobs.transformers import drill
+from tests.jobs.transformers.checks import (
+    EVALUATE,
+    SAVE,
+    assert_same,
+    fault,
+    interrupt_and_resume,
+    steps_in,
+    without_holdfast,
+)
+from tests.kit.checks import assert_whole
 
 BEST = {**EVALUATE, "save_strategy": "steps", "save_steps": 6, "load_best_model_at_end": True}
 WORST = {**BEST, "metric_for_best_model": "eval_loss", "greater_is_better": True}  # an early one, which then is old

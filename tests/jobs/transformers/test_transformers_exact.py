@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
-import transformers_drill as drill
-from transformers_checks import EVALUATE, assert_same, fault, interrupt_and_resume, steps_in, without_holdfast
 
-from checks import assert_whole
+from tests.jobs.transformers import drill
+from tests.jobs.transformers.checks import (
+    EVALUATE,
+    assert_same,
+    fault,
+    interrupt_and_resume,
+    steps_in,
+    without_holdfast,
+)
+from tests.kit.checks import assert_whole
 
 GROUPED = {"train_sampling_strategy": "group_by_length"}
 BY_METRIC = {**EVALUATE, "lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "eval_loss"}

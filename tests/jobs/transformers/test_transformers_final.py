@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers_drill as drill
 
 from holdfast.adapters.transformers.final import write_final
 from holdfast.base.run_directory import home_of
 from holdfast.store import Backend, open_backend
+from tests.jobs.transformers import drill
 
 SHARDED = drill.HERE / "scripts/transformers_fsdp.py"
 WITH_ADAPTERS = f"""

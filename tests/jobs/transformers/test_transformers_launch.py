@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-import transformers_drill as drill
-from transformers_checks import assert_same, last_completed_when_noticed, without_holdfast
 
-from checks import assert_whole
+from tests.jobs.transformers import drill
+from tests.jobs.transformers.checks import assert_same, last_completed_when_noticed, without_holdfast
+from tests.kit import ROOT
+from tests.kit.checks import assert_whole
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 HOLDFAST = ["-m", "holdfast.cli", "run", "--no-progress"]
@@ -90,7 +91,7 @@ def test_sigterm_to_torchrun_itself(server, tmp_path):
 
 @pytest.mark.slow
 def test_the_script_of_the_page_is_preempted_and_ends_the_same(tmp_path):
-    page = (Path(__file__).parents[2] / "docs/transformers.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/transformers.md").read_text(encoding="utf-8")
     (tmp_path / "train_gpt2.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "CHECKPOINT_"))}
     environ = {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-import transformers_drill as drill
-from transformers_checks import fault, steps_in, without_holdfast
 
 from holdfast.store import open_backend
 from holdfast.store.manifest import Manifest
+from tests.jobs.transformers import drill
+from tests.jobs.transformers.checks import fault, steps_in, without_holdfast
 
 
 @pytest.fixture

@@ -7,10 +7,19 @@ import signal
 import time
 
 import pytest
-import transformers_drill as drill
-from transformers_checks import EVALUATE, SAVE, assert_same, fault, interrupt_and_resume, steps_in, without_holdfast
 
-from checks import assert_whole
+from tests.jobs.transformers import drill
+from tests.jobs.transformers.checks import (
+    EVALUATE,
+    SAVE,
+    assert_same,
+    fault,
+    interrupt_and_resume,
+    steps_in,
+    without_holdfast,
+)
+from tests.kit.checks import assert_whole
+from tests.kit.jobs import journal
 
 PHASES = ["forward", "optimizer", "after-optimizer", "log", "evaluation", "evaluated", "save", "commit"]
 BOTH = {**EVALUATE, "save_strategy": "steps", "save_steps": 12, "logging_steps": 6}
@@ -66,7 +75,7 @@ def test_a_long_evaluation_is_not_waited_for(server, tmp_path, rank):
     )
     interrupt_and_resume(server, spec)
     assert steps_in(spec.dir)[0] == 6
-    ends = [event["since_notice_s"] for event in drill.journal(spec.dir) if event.get("outcome") == "preempted"]
+    ends = [event["since_notice_s"] for event in journal(spec.dir) if event.get("outcome") == "preempted"]
     assert len(ends) == 2
     assert max(ends) < 15, "it waited for the evaluation"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import transformers_drill as drill
-from transformers_checks import EVALUATE, SAVE, assert_same, fault, without_holdfast
 
-from checks import assert_whole
+from tests.jobs.transformers import drill
+from tests.jobs.transformers.checks import EVALUATE, SAVE, assert_same, fault, without_holdfast
+from tests.kit.checks import assert_whole
 
 KILL = {"action": "KILL"}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import transformers_drill as drill
-from transformers_checks import SAVE, fault, interrupt_and_resume, steps_in
+
+from tests.jobs.transformers import drill
+from tests.jobs.transformers.checks import SAVE, fault, interrupt_and_resume, steps_in
 
 SCRIPT = str(drill.HERE / "scripts/transformers_sft.py")
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli.main import app
 from holdfast.launch import procs
+from tests.kit import python_path
 
 HERE = Path(__file__).parent
 TRAINING = str(HERE / "tiny_training.py")
@@ -28,7 +29,7 @@ def environ(**changes: str) -> dict[str, str]:
     """This environment without what decides about runs, in colours or not."""
     ours = ("HOLDFAST_", "CHECKPOINT_", "TORCH_ELASTIC", "OMP_NUM")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    return {**kept, "NO_COLOR": "1", **changes}
+    return {**kept, "NO_COLOR": "1", "PYTHONPATH": python_path(), **changes}
 
 
 @dataclass

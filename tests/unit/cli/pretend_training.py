@@ -24,9 +24,7 @@ from holdfast.progress import Journal, Progress, ProgressFile
 from holdfast.store.base import Owner
 from holdfast.store.checkpoints import whole
 from holdfast.store.local import LocalBackend, write_durable
-
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cli_checkpoints import make_checkpoint
+from tests.kit.checkpoints import make_checkpoint
 
 location = os.environ.get("HOLDFAST_DIR") or sys.argv[1]
 options = dict(argument.split("=") for argument in sys.argv[2:])

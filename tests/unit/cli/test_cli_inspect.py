@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_checkpoints import make_checkpoint
-from cli_helpers import environ, holdfast, json_of
 from typer.testing import CliRunner
 
 from holdfast.base.run_directory import ATTEMPT, JOURNAL
@@ -20,6 +18,8 @@ from holdfast.cli.main import app
 from holdfast.progress import Journal
 from holdfast.store.base import SENTINEL, Owner
 from holdfast.store.local import LocalBackend
+from tests.kit.checkpoints import make_checkpoint
+from tests.unit.cli.cli_helpers import environ, holdfast, json_of
 
 
 @pytest.fixture

@@ -13,7 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_helpers import (
+
+from holdfast.base.run_directory import home_of
+from holdfast.launch.outcome import Ended, Verdict, judge
+from holdfast.launch.records import read_launch
+from holdfast.progress import read_progress
+from holdfast.store.checkpoints import whole
+from holdfast.store.local import LocalBackend
+from tests.unit.cli.cli_helpers import (
     HOLDFAST,
     PRETEND,
     environ,
@@ -24,13 +31,6 @@ from cli_helpers import (
     start,
     wait_for,
 )
-
-from holdfast.base.run_directory import home_of
-from holdfast.launch.outcome import Ended, Verdict, judge
-from holdfast.launch.records import read_launch
-from holdfast.progress import read_progress
-from holdfast.store.checkpoints import whole
-from holdfast.store.local import LocalBackend
 
 
 def newest_step(location: Path) -> int | None:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_helpers import TRAINING, events, holdfast, json_of, processes_about, start, wait_for
+
+from tests.unit.cli.cli_helpers import TRAINING, events, holdfast, json_of, processes_about, start, wait_for
 
 
 def result(text: str) -> list[str]:

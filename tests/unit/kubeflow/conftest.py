@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from processes import processes_of
+from tests.unit.kubeflow.processes import processes_of
 
 
 @pytest.fixture

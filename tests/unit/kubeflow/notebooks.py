@@ -17,7 +17,9 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from traitlets import default
 
-FOLDER = Path(__file__).parents[2] / "examples/kubeflow"
+from tests.kit import ROOT
+
+FOLDER = ROOT / "examples/kubeflow"
 QWEN, GPT2 = FOLDER / "jit-checkpointing-qwen.ipynb", FOLDER / "trl-gpt2-progress.ipynb"
 CELL_S = 300
 """The longest that one cell may take."""

@@ -13,12 +13,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import functions
 import pytest
 import torch
 from kubeflow.trainer import LocalProcessBackendConfig, TrainerClient
 from kubeflow.trainer.options import Name
-from processes import processes_of
 
 from holdfast.errors import ConfigError
 from holdfast.kubeflow import (
@@ -36,6 +34,9 @@ from holdfast.kubeflow import (
 from holdfast.kubeflow.view import as_html
 from holdfast.launch.control import NotLiveError
 from holdfast.store import open_backend
+from tests.kit import python_path
+from tests.unit.kubeflow import functions
+from tests.unit.kubeflow.processes import processes_of
 
 
 @pytest.fixture
@@ -129,9 +130,8 @@ def test_deleting_a_job_saves_it_ends_all_its_processes_and_keeps_its_checkpoint
 def test_a_job_outlives_the_notebook_and_is_found_again(state: Path, tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
-        import sys, time
-        sys.path.insert(0, sys.argv[1])
-        import functions
+        import time
+        from tests.unit.kubeflow import functions
         from kubeflow.trainer import LocalProcessBackendConfig, TrainerClient
         from kubeflow.trainer.options import Name
         from holdfast.kubeflow import TransformersTrainer
@@ -142,8 +142,8 @@ def test_a_job_outlives_the_notebook_and_is_found_again(state: Path, tmp_path: P
         """
     )
     notebook = subprocess.Popen(
-        [sys.executable, "-c", script, os.path.dirname(__file__)],
-        env={**os.environ, "MARK": "of the notebook"},
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": python_path(), "MARK": "of the notebook"},
         stdout=subprocess.PIPE,
         text=True,
     )

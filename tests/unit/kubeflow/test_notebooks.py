@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,9 +13,7 @@ import nbformat
 import psutil
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import notebooks
+from tests.unit.kubeflow import notebooks
 
 NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 

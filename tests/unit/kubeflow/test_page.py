@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
-
-from pages import blocks_of, commands_of, normal
-
 import holdfast.kubeflow
 from holdfast.errors import ConfigError
 from holdfast.kubeflow import TransformersTrainer
+from tests.docs.pages import blocks_of, commands_of, normal
+from tests.kit import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs/kubeflow.md"
+PAGE = ROOT / "docs/kubeflow.md"
 REFUSED = [
     match.groups() for match in re.finditer(r"^\| `(\w+=[^`]+)` \| `([^`]+)` \|$", PAGE.read_text(), re.MULTILINE)
 ]

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import functions
 import pytest
 from kubeflow.trainer import LocalProcessBackendConfig, TrainerClient
 
 from holdfast.errors import JobNotFoundError
 from holdfast.kubeflow import Progress, TransformersTrainer, progress, wait_for
 from holdfast.kubeflow.page import Page
+from tests.unit.kubeflow import functions
 
 PAGE = [sys.executable, "-m", "holdfast.cli", "jobs", "page"]
 

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from stage import Stage
+from tests.unit.minikube.stage import Stage
 
 
 @pytest.fixture

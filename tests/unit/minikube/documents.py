@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stage import ROOT
+from tests.unit.minikube.stage import ROOT
 
 EXAMPLE = ROOT / "examples/parallel-training"
 DOCUMENTS = sorted(EXAMPLE.glob("*.md"))

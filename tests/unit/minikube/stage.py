@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.kit import ROOT
+
 SCRIPTS = ROOT / "deploy/minikube"
 TOOLS = ("minikube", "kubectl", "helm", "docker")
 PLAIN = (

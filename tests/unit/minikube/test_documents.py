@@ -3,8 +3,8 @@
 Scripts of deploy/minikube are run, with the tools that they call replaced by stand-ins; so are kubectl and minikube,
 and kubectl once more in the test of the whole benchmark, against a real cluster. A make command is only looked at by
 make itself, which must hear each of its variables, and a training's only for options that its source does not have.
-What is really trained is in tests/parallel: the commands of the README for each part, and one ``make benchmark``, both
-in small.
+What is really trained is in tests/jobs/parallel: the commands of the README for each part, and one ``make benchmark``,
+both in small.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from documents import DOCUMENTS, EXAMPLE, Command, commands
-from stage import ROOT, SCRIPTS, Stage
+
+from tests.unit.minikube.documents import DOCUMENTS, EXAMPLE, Command, commands
+from tests.unit.minikube.stage import ROOT, SCRIPTS, Stage
 
 COMMANDS = commands()
 NAMES = ("README.md", "GETTING_STARTED.md", "EXERCISE.md", "QUICK_REFERENCE.md", "TROUBLESHOOTING.md")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from stage import ROOT, SCRIPTS
 
-from clusters import KUBE, program, schema_of
+from tests.kit.kube import KUBE, program, schema_of
+from tests.unit.minikube.stage import ROOT, SCRIPTS
 
 Objects = list[dict[str, Any]]
 COMPONENTS = sorted(path.name for path in (SCRIPTS / "components").iterdir())

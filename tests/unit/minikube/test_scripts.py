@@ -7,7 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-from stage import ROOT, SCRIPTS, Done, Stage
+
+from tests.unit.minikube.stage import ROOT, SCRIPTS, Done, Stage
 
 NEEDS = {
     "setup-minikube.sh": ("docker", "minikube", "kubectl"),

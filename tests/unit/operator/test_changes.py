@@ -11,7 +11,6 @@ import json
 import lzma
 import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import jsonpatch
@@ -35,8 +34,9 @@ from holdfast.operator.reconcile import controller, status
 from holdfast.operator.reconcile.controller import Controller
 from holdfast.operator.spec import Checkpointing, SpecError, from_annotations, parse
 from holdfast.progress import parse_progress
+from tests.kit import ROOT
 
-ADDONS = Path(__file__).parents[3] / "shared/kube/addons"
+ADDONS = ROOT.parent / "shared/kube/addons"
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100)
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from clusters import program, schema_of
 from holdfast.operator.app import FROM_CERT_MANAGER
+from tests.kit import ROOT
+from tests.kit.kube import program, schema_of
 
-ROOT = Path(__file__).parents[2]
 CHART, MANIFESTS, DOCKER = ROOT / "deploy/chart", ROOT / "deploy/manifests", ROOT / "deploy/docker"
 NAME, NAMESPACE = "holdfast-operator", "holdfast-system"
 CRD = "trainjobs.trainer.kubeflow.org"

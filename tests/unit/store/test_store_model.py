@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from obstore.store import MemoryStore
-from store_crashes import CrashingOs, CrashingShutil
 
 import holdfast.store.local
 from holdfast.store.base import Backend
@@ -23,6 +22,7 @@ from holdfast.store.local import LocalBackend
 from holdfast.store.object import ObjectBackend
 from holdfast.testing.backend_contract import adopt_file, write_file
 from holdfast.testing.store_machine import CheckpointMachine, CrashingBackend, Power
+from tests.unit.store.store_crashes import CrashingOs, CrashingShutil
 
 _ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _NUMBERS = itertools.count()

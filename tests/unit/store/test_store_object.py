@@ -23,7 +23,7 @@ from holdfast.store.checkpoints import retain, verify, whole
 from holdfast.store.object import PARALLEL, PART, ObjectBackend
 from holdfast.store.object_client import NotThereError
 from holdfast.testing.backend_contract import read_back, sample, save_checkpoint, write_file
-from store_servers import ACCESS_KEY, BUCKET, FORWARD, HANG, SECRET_KEY, UNAVAILABLE, FaultyProxy
+from tests.kit.s3 import ACCESS_KEY, BUCKET, FORWARD, HANG, SECRET_KEY, UNAVAILABLE, FaultyProxy
 
 TOKEN = "markerSessionTokenNeverToBeSeen"
 

@@ -14,7 +14,7 @@ from holdfast.store.base import Owner
 from holdfast.store.checkpoints import clean, retain, verify, whole
 from holdfast.store.object import ObjectBackend
 from holdfast.testing.backend_contract import manifest_for, read_back, sample, save_checkpoint, write_file
-from store_servers import CUT, FORWARD, HANG, LOSE_ANSWER, UNAVAILABLE, FaultyProxy
+from tests.kit.s3 import CUT, FORWARD, HANG, LOSE_ANSWER, UNAVAILABLE, FaultyProxy
 
 TIMEOUT_S = 1.5
 """Where nothing is answered."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_crashes import CrashingShutil, VolatileDisk
 
 import holdfast.store.local
 from holdfast.store.checkpoints import clean, retain, verify, whole
@@ -18,6 +17,7 @@ from holdfast.store.local import LocalBackend
 from holdfast.store.manifest import Manifest
 from holdfast.testing.backend_contract import read_back, save_checkpoint
 from holdfast.testing.store_machine import Power, PowerCutError
+from tests.unit.store.store_crashes import CrashingShutil, VolatileDisk
 
 CHANCES = 6
 """How often the dice are thrown for each moment of the cut."""
