@@ -21,7 +21,8 @@ AFTERWARDS = [
     str(HERE / name)
     for name in (
         "jobs/torch/test_data_position.py",
-        *("unit/adapters", "unit/agree", "unit/engine", "unit/progress", "unit/recorder", "unit/store", "unit/torch"),
+        *("unit/adapters", "unit/agree", "unit/engine", "unit/progress", "unit/recorder", "unit/store", "unit/testing"),
+        "unit/torch",
     )
 ]
 """After those on a cluster, so that both sides take about as long."""

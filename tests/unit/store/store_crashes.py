@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast.testing.store_machine import Power
+from holdfast.testing import Power
 
 
 class CrashingOs:

@@ -20,8 +20,8 @@ from holdfast.store.base import Backend
 from holdfast.store.checkpoints import open_checkpoint
 from holdfast.store.local import LocalBackend
 from holdfast.store.object import ObjectBackend
+from holdfast.testing import CheckpointMachine, CrashingBackend, Power
 from holdfast.testing.backend_contract import adopt_file, write_file
-from holdfast.testing.store_machine import CheckpointMachine, CrashingBackend, Power
 from tests.unit.store.store_crashes import CrashingOs, CrashingShutil
 
 _ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else None

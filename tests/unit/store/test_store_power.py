@@ -15,8 +15,8 @@ import holdfast.store.local
 from holdfast.store.checkpoints import clean, retain, verify, whole
 from holdfast.store.local import LocalBackend
 from holdfast.store.manifest import Manifest
+from holdfast.testing import Power, PowerCutError
 from holdfast.testing.backend_contract import read_back, save_checkpoint
-from holdfast.testing.store_machine import Power, PowerCutError
 from tests.unit.store.store_crashes import CrashingShutil, VolatileDisk
 
 CHANCES = 6
