@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit.fork_server import kill
 from tests.kit.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -112,7 +112,7 @@ class Cluster:
             job.kill()
         for node in reversed(self.nodes):
             for process in _family(node.pid):
-                _kill(process)
+                kill(process)
             node.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -168,7 +168,7 @@ class Job:
 
     def kill(self) -> None:
         if self.process.poll() is None:
-            _kill(self.process.pid)
+            kill(self.process.pid)
             self.process.wait()
 
 
@@ -186,10 +186,3 @@ def _family(pid: int) -> list[int]:
         return [*(one for child in children.get(member, ()) for one in below(child)), member]
 
     return below(pid)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

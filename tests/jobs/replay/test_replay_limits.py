@@ -156,7 +156,7 @@ def test_track_returns_what_it_is_given_where_nothing_is_followed():
     ids=["in a step", "behind a step", "behind a step for too long"],
 )
 def test_a_script_that_python_runs_exits_with_143_and_goes_on(plain, tmp_path, more, told):
-    script = drill.HERE / "scripts/plain_mnist.py"
+    script = drill.SCRIPTS / "plain_mnist.py"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     environment = {**kept, "HOLDFAST_ENABLED": "1", "HOLDFAST_KILL_WAIT": "0", "PYTHONUNBUFFERED": "1"}
     environment["OMP_NUM_THREADS"] = "1"

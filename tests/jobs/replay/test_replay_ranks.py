@@ -114,7 +114,7 @@ def test_sigterm_to_torchrun(plain, tmp_path):
         "OMP_NUM_THREADS": "1",
         "PAUSE": "1",
     }
-    script = str(drill.HERE / "scripts/plain_ddp.py")
+    script = str(drill.SCRIPTS / "plain_ddp.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:

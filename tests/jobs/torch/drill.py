@@ -1,31 +1,27 @@
 """Real training jobs for tests: real processes, real signals, real files, in a second instead of ten.
 
-A server process imports torch once; the ranks of a job are forked from it. Everything else is as in
+The ranks are forked from a process that has imported torch (see :mod:`tests.kit.fork_server`). Everything else is as in
 production: gloo, DDP, DataLoader workers, holdfast.Run with its default threads and handlers.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
+import logging
 import os
-import signal
-import socket
-import subprocess
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.kit import python_path
-from tests.kit.jobs import journal, last_events
+from tests.kit import jobs
+from tests.kit.fork_server import ForkServer
 from tests.kit.ports import free_port
-
-HERE = Path(__file__).parent
 
 
 @dataclass
@@ -63,13 +59,9 @@ class Spec:
 
 
 @dataclass
-class Outcome:
-    codes: list[int]
-    """Exit codes; negative: the signal that ended the process."""
-    seconds: float
+class Outcome(jobs.Outcome):
     results: dict[int, dict]
     """By rank: what a rank that finished wrote."""
-    log: str
     after_notice_s: float | None = None
     """From the first notice to the end of the last process."""
 
@@ -81,6 +73,50 @@ class Outcome:
 # ---------------------------------------------------------------------- in the ranks
 
 
+def prepare() -> None:
+    import torch
+    import torch.distributed
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+
+    with contextlib.suppress(ImportError):
+        import torchdata.stateful_dataloader  # noqa: F401
+
+    import holdfast.torch.run  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def run(request: dict, rank: int) -> None:
+    logging.basicConfig(level=logging.INFO, format=f"%(relativeCreated)d [{rank}] %(message)s")
+    spec = Spec(**request)
+    if spec.in_thread:
+        sys.exit(_in_thread(spec, rank))
+    train(spec, rank)
+
+
+def _in_thread(spec: Spec, rank: int) -> int:
+    import holdfast
+
+    holdfast.listen()
+    codes = []
+
+    def run():
+        try:
+            train(spec, rank)
+            codes.append(0)
+        except SystemExit as leaving:
+            codes.append(leaving.code)
+        except BaseException:
+            traceback.print_exc()
+            codes.append(1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return codes[0]
+
+
 def train(spec: Spec, rank: int) -> None:
     import torch
     import torch.distributed as dist
@@ -88,7 +124,7 @@ def train(spec: Spec, rank: int) -> None:
     from torch.utils.data.distributed import DistributedSampler
 
     import holdfast
-    from holdfast.testing.faults import Fault, Injector, notices
+    from holdfast.testing import Fault, Injector, notices, report_saves
 
     torch.set_num_threads(1)
     if spec.clock_jump_s:
@@ -136,7 +172,7 @@ def train(spec: Spec, rank: int) -> None:
     optimizer.register_step_post_hook(lambda *_: injector.reached("after-optimizer", in_flight))
     model[-1 if spec.frozen else 0].weight.register_hook(lambda grad: injector.reached("backward", in_flight))
     model[-1].register_forward_hook(lambda *_: model.training and injector.reached("forward", in_flight))
-    _inject_into_saves(injector)
+    report_saves(injector.reached)
     _inject_into_rounds(injector)
     started = time.monotonic()
     injector.reached("start", 0)
@@ -268,204 +304,46 @@ def _inject_into_rounds(injector):
     Agreement.decide = noted_decide
 
 
-def _inject_into_saves(injector):
-    """Tell the injector when a file of a checkpoint is begun, and when the commit begins."""
-    from holdfast.store.local import LocalBackend
-    from holdfast.store.manifest import step_of
-
-    create, commit = LocalBackend.create, LocalBackend.commit
-
-    def noted_create(self, name, path, size):
-        sink = create(self, name, path, size)
-        injector.reached("save", step_of(name))
-        return sink
-
-    def noted_commit(self, name, manifest):
-        injector.reached("commit", step_of(name))
-        commit(self, name, manifest)
-
-    LocalBackend.create, LocalBackend.commit = noted_create, noted_commit
-
-
-# ---------------------------------------------------------------------- the server
-
-
-def serve(fd: int) -> None:
-    import torch
-    import torch.distributed
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-
-    with contextlib.suppress(ImportError):
-        import torchdata.stateful_dataloader  # noqa: F401
-
-    import holdfast.torch.run  # noqa: F401
-
-    torch.set_num_threads(1)
-    channel = socket.socket(fileno=fd)
-    file = channel.makefile("rw")
-    print(json.dumps("ready"), file=file, flush=True)
-    for line in file:
-        request = json.loads(line)
-        spec = Spec(**request["spec"])
-        pids = [_fork(spec, rank, request["port"], channel) for rank in range(spec.world)]
-        print(json.dumps(pids), file=file, flush=True)
-        codes = {}
-        while len(codes) < len(pids):
-            pid, status = os.wait()
-            if pid in pids:
-                codes[pid] = os.waitstatus_to_exitcode(status)
-        print(json.dumps([codes[pid] for pid in pids]), file=file, flush=True)
-
-
-def _fork(spec: Spec, rank: int, port: int, channel: socket.socket) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        channel.close()
-        os.setsid()
-        out = os.open(f"{spec.dir}.out/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(spec.world), LOCAL_RANK=str(rank))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **spec.env)
-        if spec.store == "agent":
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-        import logging
-
-        logging.basicConfig(level=logging.INFO, format=f"%(relativeCreated)d [{rank}] %(message)s")
-        if spec.in_thread:
-            code = _in_thread(spec, rank)
-        else:
-            train(spec, rank)
-            code = 0
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _in_thread(spec: Spec, rank: int) -> int:
-    import threading
-
-    import holdfast
-
-    holdfast.listen()
-    codes = []
-
-    def run():
-        try:
-            train(spec, rank)
-            codes.append(0)
-        except SystemExit as leaving:
-            codes.append(leaving.code)
-        except BaseException:
-            traceback.print_exc()
-            codes.append(1)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return codes[0]
-
-
 # ---------------------------------------------------------------------- in the test
 
 
-class Server:
+class Server(ForkServer):
     """Runs jobs, one at a time."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"from tests.jobs.torch import drill; drill.serve({theirs.fileno()})"]
-        path = python_path()
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-        theirs.close()
-        self._channel = ours
-        self._file = ours.makefile("rw")
+        super().__init__(__name__, os.environ)
         self._job: Job | None = None
-        assert json.loads(self._file.readline()) == "ready"
-        atexit.register(self.close)
 
     def start(self, spec: Spec) -> Job:
-        if self._job is not None and not self._job.over:
+        if self._job is not None:
             self._job.abandon()  # of a test that failed: its end is not that of the next one
-        os.makedirs(f"{spec.dir}.out", exist_ok=True)
-        for path in Path(f"{spec.dir}.out").glob("rank-*"):
+        out = Path(f"{spec.dir}.out")
+        out.mkdir(parents=True, exist_ok=True)
+        for path in out.glob("rank-*"):
             path.unlink()
-        agent = None
-        if spec.store == "agent":
-            import torch.distributed as dist
-
-            agent = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        port = agent.port if agent else free_port()
-        print(json.dumps({"spec": asdict(spec), "port": port}), file=self._file, flush=True)
-        self._job = Job(spec, json.loads(self._file.readline()), self._channel, self._file, agent)
+        store = jobs.agent_store() if spec.store == "agent" else None
+        port = store.port if store else free_port()
+        more = {**spec.env, **({"TORCHELASTIC_USE_AGENT_STORE": "True"} if store else {})}
+        ranks = [jobs.rank_variables(rank, spec.world, port) | more for rank in range(spec.world)]
+        log = out / "log"
+        self._job = Job(self, self.fork(asdict(spec), ranks, log=log), log=log, folder=spec.dir)
+        self._job.spec, self._job.store = spec, store
         return self._job
 
     def run(self, spec: Spec, limit_s: float = 60.0) -> Outcome:
         return self.start(spec).wait(limit_s)
 
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
+class Job(jobs.Job[Outcome]):
+    limit_s = 60.0
+    spec: Spec
+    store: object
 
-class Job:
-    def __init__(self, spec, pids, channel, file, agent) -> None:
-        self.spec, self.pids, self._channel, self._file, self._agent = spec, pids, channel, file, agent
-        self.began = time.monotonic()
-        self.over = False
-
-    def abandon(self) -> None:
-        """Kill it, and hear of its end."""
-        self.send(signal.SIGKILL, *range(len(self.pids)))
-        self._file.readline()
-        self.over = True
-
-    def send(self, number: int, *ranks: int) -> None:
-        for rank in ranks:
-            try:
-                os.kill(self.pids[rank], number)
-            except ProcessLookupError:
-                pass
-
-    def wait_for(self, event: str, timeout_s: float = 30.0, **fields) -> dict:
-        """The first event of this kind of this attempt in the journal."""
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            for found in journal(self.spec.dir):
-                if found["event"] == event and all(found.get(key) == value for key, value in fields.items()):
-                    return found
-            time.sleep(0.01)
-        raise TimeoutError(f"no {event} {fields} in {timeout_s} s\n{self.log()}")
-
-    def log(self) -> str:
-        return Path(f"{self.spec.dir}.out/log").read_text()
-
-    def wait(self, limit_s: float = 60.0) -> Outcome:
-        """The outcome; a job that takes longer than ``limit_s`` is killed, and that is a failure."""
-        import select
-
-        ready, _, _ = select.select([self._channel], [], [], limit_s)
-        if not ready:
-            log = self.log()
-            self.abandon()
-            raise AssertionError(f"the job hung for {limit_s} s:\n{log}\n{last_events(self.spec.dir)}")
-        codes = json.loads(self._file.readline())
+    def outcome(self, codes: list[int], seconds: float) -> Outcome:
         ended = time.time()
-        self.over = True
         results = {
             int(path.stem.removeprefix("rank-")): json.loads(path.read_text())
             for path in Path(f"{self.spec.dir}.out").glob("rank-*.json")
         }
-        notices = [event["t"] for event in journal(self.spec.dir) if event["event"] == "notice"]
-        after_notice_s = ended - notices[0] if notices else None
-        return Outcome(codes, time.monotonic() - self.began, results, self.log(), after_notice_s)
+        notices = [event["t"] for event in jobs.journal(self.spec.dir) if event["event"] == "notice"]
+        return Outcome(codes, seconds, self.log(), results, ended - notices[0] if notices else None)

@@ -17,7 +17,7 @@ from holdfast.base.run_directory import home_of
 from holdfast.store import Backend, open_backend
 from tests.jobs.transformers import drill
 
-SHARDED = drill.HERE / "scripts/transformers_fsdp.py"
+SHARDED = drill.SCRIPTS / "transformers_fsdp.py"
 WITH_ADAPTERS = f"""
 import os, runpy, sys
 import peft, torch, transformers

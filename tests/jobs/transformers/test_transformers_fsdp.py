@@ -15,7 +15,7 @@ from tests.jobs.transformers.checks import (
 )
 from tests.kit.checks import assert_whole
 
-SCRIPT = str(drill.HERE / "scripts/transformers_fsdp.py")
+SCRIPT = str(drill.SCRIPTS / "transformers_fsdp.py")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from tests.jobs.transformers import drill
 from tests.jobs.transformers.checks import SAVE, fault, interrupt_and_resume, steps_in
 
-SCRIPT = str(drill.HERE / "scripts/transformers_sft.py")
+SCRIPT = str(drill.SCRIPTS / "transformers_sft.py")
 
 
 @pytest.fixture
