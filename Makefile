@@ -58,7 +58,7 @@ test-cluster: $(READY) ## the tests that need a Kubernetes cluster
 	$(WITH_CLUSTER) $(RUN) -m pytest --cluster=only $(PYTEST_ARGS)
 
 test-extras: $(READY) ## the wheel, with each extra alone, in an empty environment; EXTRAS: some of them
-	$(RUN) tests/extras.py $(EXTRAS)
+	$(RUN) -m tests.extras $(EXTRAS)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	$(RUN) -m ruff check --no-cache
@@ -67,7 +67,7 @@ lint: $(READY) ## ruff, mypy, import-linter
 	$(VENV)/bin/lint-imports --no-logo
 
 soak: $(READY) ## MINUTES of random interruptions of real jobs, then every case of every test
-	$(RUN) tests/soak.py --minutes $(MINUTES)
+	$(RUN) -m tests.soak --minutes $(MINUTES)
 	$(WITH_CLUSTER) $(RUN) -m pytest --whole -m share $(PYTEST_ARGS)
 
 bench: $(READY) ## the numbers, against their targets; BENCH_ARGS=--quick

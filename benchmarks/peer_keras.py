@@ -1,4 +1,4 @@
-"""Keras with holdfast beside Keras alone: ``python benchmarks/peer_keras.py [--rounds N] [--json FILE]``.
+"""Keras with holdfast beside Keras alone: ``python -m benchmarks.peer_keras [--rounds N] [--json FILE]``.
 
 One script, the same signals at the same places, on all sides. Keras alone follows its documentation: one process has a
 ``BackupAndRestore``, every epoch or every five steps; two workers under ``MultiWorkerMirroredStrategy`` have one every
@@ -29,13 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/adapters"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from bench import Pairs, plain
-from keras_drill import Job, Server
-
-from ports import free_port
+from benchmarks.bench import Pairs, plain
+from tests.jobs.keras.drill import Job, Server
+from tests.kit.ports import free_port
 
 GRACE_S = 15.0
 LIMIT_S = 90.0
@@ -142,8 +138,8 @@ class Bench:
         until, signalled, killed = time.monotonic() + limit_s, False, False
         while len(codes) < world:
             for rank, job in enumerate(jobs):
-                if rank not in codes and (code := self.server.ask(pid=job.pid)) is not None:
-                    codes[rank] = code
+                if rank not in codes and (code := job.poll()) is not None:
+                    [codes[rank]] = code
             if notes and not signalled and (at := signal_in(folder, notes)) is not None:
                 signalled, until = True, at + GRACE_S
             if time.monotonic() > until and not killed and len(codes) < world:

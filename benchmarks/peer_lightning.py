@@ -1,4 +1,4 @@
-"""Lightning with holdfast beside Lightning alone: ``python benchmarks/peer_lightning.py [--rounds N] [--json FILE]``.
+"""Lightning with holdfast beside Lightning alone: ``python -m benchmarks.peer_lightning [--rounds N] [--json FILE]``.
 
 One script, the same signals at the same places, on both sides. Lightning alone follows what its documentation says
 about being stopped: an ``OnExceptionCheckpoint``, a ``ModelCheckpoint`` every five steps with ``save_last``, and
@@ -20,10 +20,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/adapters"))
-
-from bench import Pairs, plain
-from lightning_drill import Job, Outcome, Server
+from benchmarks.bench import Pairs, plain
+from tests.jobs.lightning.drill import Outcome, Server, Spec
 
 GRACE_S = 30.0
 RECIPE = "--own-checkpoints"
@@ -84,7 +82,7 @@ class Bench:
         """The bits at the end of a run that nobody stopped."""
         key = (case.world, case.args)
         if key not in self._ends:
-            done = self.servers[False].run(Job(self.out(), list(case.args), case.world, on=False))
+            done = self.servers[False].run(Spec(self.out(), list(case.args), case.world, on=False))
             assert done.codes == [0] * case.world, done.log
             self._ends[key] = [result["digests"] for result in done.results]
         return self._ends[key]
@@ -94,12 +92,12 @@ class Bench:
         args = list(case.args) + ([] if ours else [RECIPE])
         faults = [{**case.fault, "step": step}]
         try:
-            stopped = server.run(Job(out, args, case.world, ours, faults=faults, patient=False), GRACE_S + 10)
+            stopped = server.run(Spec(out, args, case.world, ours, faults=faults, patient=False), GRACE_S + 10)
             left, seconds, codes = True, stopped.after_fault_s, stopped.codes
         except AssertionError:  # it had to be killed
             left, seconds, codes = False, GRACE_S, []
         try:
-            again: Outcome | None = server.run(Job(out, args, case.world, ours))
+            again: Outcome | None = server.run(Spec(out, args, case.world, ours))
         except AssertionError:
             again = None
         finished = again is not None and again.codes == [0] * case.world
@@ -142,7 +140,7 @@ class Bench:
                 taken = {}
                 for ours in (number % 2 == 0, number % 2 != 0):
                     out = self.out()
-                    done = self.servers[ours].run(Job(out, args, world, ours), 300)
+                    done = self.servers[ours].run(Spec(out, args, world, ours), 300)
                     assert done.codes == [0] * world, done.log
                     taken[ours] = done.results[0]["step_s"]
                     shutil.rmtree(out, ignore_errors=True)

@@ -4,9 +4,9 @@ One training script on a real local cluster: bare, with holdfast switched on by 
 Ray's documentation asks a user to write, without holdfast. ``max_failures=0`` for both. A job that fails is submitted
 once more, as a person would. Prints a Markdown table::
 
-    python benchmarks/peer_ray.py              # about half an hour
-    python benchmarks/peer_ray.py --rounds 1   # a quarter of an hour
-    python benchmarks/peer_ray.py --rounds 0 --speed-rounds 7   # the time of a step alone
+    python -m benchmarks.peer_ray              # about half an hour
+    python -m benchmarks.peer_ray --rounds 1   # a quarter of an hour
+    python -m benchmarks.peer_ray --rounds 0 --speed-rounds 7   # the time of a step alone
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests/adapters")]
+import ray
+import torch
 
-import ray  # noqa: E402
-import torch  # noqa: E402
-from ray_cluster import Cluster, Job, wait_for  # noqa: E402
+from tests.jobs.ray.cluster import Cluster, Job, wait_for
 
-SCRIPT = str(HERE / "peer_ray_train.py")
+SCRIPT = str(Path(__file__).with_name("peer_ray_train.py"))
 KILL_WAIT_S = 0.0
 STEP_S = 0.05
 DEADLINE_S = 10

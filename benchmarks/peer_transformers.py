@@ -1,4 +1,4 @@
-"""holdfast beside transformers' own ``enable_jit_checkpoint``: ``python benchmarks/peer_transformers.py [--runs N]``.
+"""holdfast beside transformers' own ``enable_jit_checkpoint``: ``python -m benchmarks.peer_transformers [--runs N]``.
 
 One script, the same signals at the same places, on both sides. transformers alone is told
 ``enable_jit_checkpoint=True`` and resumes from what ``get_last_checkpoint`` names. With holdfast the script is the
@@ -26,11 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/adapters")]
-
-import transformers_drill as drill  # noqa: E402
-from bench import Pairs  # noqa: E402
+from benchmarks.bench import Pairs
+from tests.jobs.transformers import drill
 
 STEP_S = 0.1
 LONG = {"num_train_epochs": 30, "logging_steps": 10}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -11,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from clusters import Kube, cluster
-from store_servers import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
+from tests.kit.kube import Kube, cluster
+from tests.kit.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, s3_server
 
 # Hundreds of processes are started here: each would compile what it imports again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -109,8 +106,8 @@ def _state_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server():
-    """Runs real training jobs; see drill.py."""
-    import drill
+    """Runs real training jobs; see tests/jobs/torch/drill.py."""
+    from tests.jobs.torch import drill
 
     server = drill.Server()
     yield server

@@ -1,4 +1,4 @@
-"""The wheel works in an empty environment with each extra alone: ``python tests/extras.py [EXTRA …]``.
+"""The wheel works in an empty environment with each extra alone: ``python -m tests.extras [EXTRA …]``.
 
 Builds the wheel once. For each extra it makes a virtual environment, installs ``holdfast[EXTRA]`` into it with pip,
 runs the commands that need no extra and a small piece that needs this one, and removes the environment. It prints a
@@ -22,10 +22,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(Path(__file__).parent / "compat"))
+from tests.compat.make_checkpoints import KINDS, PREEMPT_AT, PREEMPTED, start
 
-from make_checkpoints import KINDS, PREEMPT_AT, PREEMPTED, start  # noqa: E402
+ROOT = Path(__file__).parents[1]
 
 UNWANTED = ("nvidia-", "cuda-", "triton")
 """Gigabytes that no check here needs."""

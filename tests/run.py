@@ -28,7 +28,7 @@ NO_TESTS = 5
 MOST_AGAIN = 8
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(os.path.relpath(__file__)).parent
-BESIDE = tuple(str(HERE / name) for name in ("data", "progress", "store", "unit"))
+BESIDE = tuple(str(HERE / name) for name in ("compat", "contracts", "unit"))
 """The second of two processes runs these, so that both take about as long."""
 
 

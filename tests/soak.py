@@ -1,6 +1,6 @@
 """Interrupts real training jobs at random until the time is up, and counts what is lost.
 
-    python tests/soak.py --minutes 10 [--seed N]
+    python -m tests.soak --minutes 10 [--seed N]
 
 Each job is interrupted a few times (SIGTERM or SIGKILL; a random rank, or several, a random phase or
 moment, random skew) and resumed until it is complete. In half of the jobs ranks fall behind each other.
@@ -18,12 +18,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import drill
-from checks import assert_whole, last_completed_when_noticed, uninterrupted
+from tests.jobs.torch import drill
+from tests.jobs.torch.checks import uninterrupted
+from tests.kit.checks import assert_whole, last_completed_when_noticed
+from tests.kit.jobs import journal
 
 PHASES = ["forward", "backward", "optimizer", "after-optimizer", "save", "commit", "evaluation"]
 
@@ -113,8 +112,8 @@ def one_job(server: drill.Server, seed: int, folder: str, tally: Tally) -> None:
 
 
 def check_loss(spec: drill.Spec, action: str, fault: dict | None, tally: Tally, outcome: drill.Outcome) -> None:
-    attempt = max(event["attempt"] for event in drill.journal(spec.dir))
-    events = [event for event in drill.journal(spec.dir) if event["attempt"] == attempt]
+    attempt = max(event["attempt"] for event in journal(spec.dir))
+    events = [event for event in journal(spec.dir) if event["attempt"] == attempt]
     noticed = [event for event in events if event["event"] == "notice" and "step" in event]
     started = [event["step"] for event in events if event["event"] == "attempt"]
     if not started or not (noticed or fault):

@@ -1,6 +1,6 @@
 """Make the checkpoints below data/VERSION/ with the holdfast of the Python that runs this: see README.md.
 
-``python tests/compat/make_checkpoints.py VERSION [KIND …]``.
+``python -m tests.compat.make_checkpoints VERSION [KIND …]``.
 """
 
 from __future__ import annotations

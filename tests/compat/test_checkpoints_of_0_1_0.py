@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_checkpoints import DATA, KINDS, start
+from tests.compat.make_checkpoints import DATA, KINDS, start
 
 VERSION = "0.1.0"
 LIMIT_S = 120.0

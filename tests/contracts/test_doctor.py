@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wheels import NotDownloadedError, unpacked
+from tests.contracts.wheels import NotDownloadedError, unpacked
 
 
 def doctor(folder: Path, **variables: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keras_scenarios import GONE, TABLE_OF, needed_by
+from tests.contracts.keras_scenarios import GONE, TABLE_OF, needed_by
 
 from holdfast.adapters.keras.patches import TENSORFLOW
 from holdfast.base.patching import PROCESS, PatchSet
@@ -30,8 +30,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of all scenarios: TensorFlow takes seconds to import, once."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     done = subprocess.run(
-        [sys.executable, str(HERE / "keras_scenarios.py"), str(tmp_path_factory.mktemp("keras"))],
-        env={**env, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
+        [sys.executable, "-m", "tests.contracts.keras_scenarios", str(tmp_path_factory.mktemp("keras"))],
+        env={**env, "PYTHONPATH": str(HERE.parents[1]), "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,

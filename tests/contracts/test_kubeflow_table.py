@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("kubeflow.trainer")
 from kubeflow.trainer import CustomTrainer
-from tables import differences, snapshot, without
+from tests.contracts.tables import differences, snapshot, without
 
 from holdfast.base.patching import MARK, MissingTargetsError
 from holdfast.kubeflow import TransformersTrainer

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("lightning")
 pytest.importorskip("pytorch_lightning")
 import torch
-from tables import differences, snapshot, warnings_of_holdfast, without
+from tests.contracts.tables import differences, snapshot, warnings_of_holdfast, without
 
 from holdfast.adapters import registry
 from holdfast.adapters.lightning.patches import LIGHTNING, TABLES, TORCHMETRICS

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("ray")
 
 import ray.train
-from ray_scenario import GONE, total_of
-from tables import differences, forked, snapshot, warnings_of_holdfast, without
+from tests.contracts.ray_scenario import GONE, total_of
+from tests.contracts.tables import differences, forked, snapshot, warnings_of_holdfast, without
 
 from holdfast.adapters import registry
 from holdfast.adapters.ray.patches import RAY, TABLES
@@ -91,9 +91,10 @@ def scenario(folder: Path, way: str) -> dict[str, Any]:
     ours = ("HOLDFAST_", "RAY_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(
-        [sys.executable, str(HERE / "ray_scenario.py"), str(folder), way],
+        [sys.executable, "-m", "tests.contracts.ray_scenario", str(folder), way],
         env={
             **environ,
+            "PYTHONPATH": str(HERE.parents[1]),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",

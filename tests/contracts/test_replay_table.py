@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.eval_frame  # with the compiler loaded, its names are needed too
-from tables import differences, forked, snapshot, warnings_of_holdfast
+from tests.contracts.tables import differences, forked, snapshot, warnings_of_holdfast
 
 from holdfast.adapters import registry
 from holdfast.adapters.replay.patches import PYTHON, SAFETENSORS, TABLES, TENSOR_READS, TORCH

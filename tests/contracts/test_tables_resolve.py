@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from wheels import NotDownloadedError, unpacked
+from tests.contracts.wheels import NotDownloadedError, unpacked
 
 import holdfast
 from holdfast.adapters.registry import ADAPTERS

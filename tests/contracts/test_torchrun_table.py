@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch.distributed.launcher.api")
 import torch.distributed.launcher.api as launcher
-from tables import differences, snapshot, warnings_of_holdfast, without
+from tests.contracts.tables import differences, snapshot, warnings_of_holdfast, without
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from holdfast.adapters import registry

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 import torch
-from tables import differences, owner_of, snapshot, warnings_of_holdfast, without
+from tests.contracts.tables import differences, owner_of, snapshot, warnings_of_holdfast, without
 
 from holdfast.adapters import registry
 from holdfast.adapters.transformers.patches import SET_TRAINER, TABLES, TRANSFORMERS

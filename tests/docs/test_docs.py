@@ -15,9 +15,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from pages import PAGES, ROOT, Block, blocks_of, commands_of, normal
+from tests.docs.pages import PAGES, ROOT, Block, blocks_of, commands_of, normal
 
 LIMIT_S = 240
 
