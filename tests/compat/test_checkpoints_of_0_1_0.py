@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.compat.make_checkpoints import DATA, KINDS, start
 
 VERSION = "0.1.0"

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import ray.train
+
 from tests.contracts.tables import warnings_of_holdfast, without
 
 GONE = "ray._private.state:GlobalState.get_draining_nodes"

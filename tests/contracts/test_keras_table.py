@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contracts.keras_scenarios import GONE, TABLE_OF, needed_by
 
 from holdfast.adapters.keras.patches import TENSORFLOW
 from holdfast.base.patching import PROCESS, PatchSet
+from tests.contracts.keras_scenarios import GONE, TABLE_OF, needed_by
 
 HERE = Path(__file__).parent
 NEEDED = ("keras", "tf_keras", "tensorflow")

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("kubeflow.trainer")
 from kubeflow.trainer import CustomTrainer
-from tests.contracts.tables import differences, snapshot, without
 
 from holdfast.base.patching import MARK, MissingTargetsError
 from holdfast.kubeflow import TransformersTrainer
 from holdfast.kubeflow.patches import KUBEFLOW, TABLES
+from tests.contracts.tables import differences, snapshot, without
 
 
 def train() -> None:

@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("lightning")
 pytest.importorskip("pytorch_lightning")
 import torch
-from tests.contracts.tables import differences, snapshot, warnings_of_holdfast, without
 
 from holdfast.adapters import registry
 from holdfast.adapters.lightning.patches import LIGHTNING, TABLES, TORCHMETRICS
 from holdfast.base.patching import MARK, PatchSet
 from holdfast.errors import UnprotectedError
+from tests.contracts.tables import differences, snapshot, warnings_of_holdfast, without
 
 MODULES = {
     "lightning": "lightning.pytorch.trainer.trainer",

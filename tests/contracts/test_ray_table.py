@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("ray")
 
 import ray.train
-from tests.contracts.ray_scenario import GONE, total_of
-from tests.contracts.tables import differences, forked, snapshot, warnings_of_holdfast, without
 
 from holdfast.adapters import registry
 from holdfast.adapters.ray.patches import RAY, TABLES
 from holdfast.errors import HoldfastError
+from tests.contracts.ray_scenario import GONE, total_of
+from tests.contracts.tables import differences, forked, snapshot, warnings_of_holdfast, without
 
 HERE = Path(__file__).parent
 ON = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "1", "HOLDFAST_ENABLED": "1"}

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.eval_frame  # with the compiler loaded, its names are needed too
-from tests.contracts.tables import differences, forked, snapshot, warnings_of_holdfast
 
 from holdfast.adapters import registry
 from holdfast.adapters.replay.patches import PYTHON, SAFETENSORS, TABLES, TENSOR_READS, TORCH
 from holdfast.base.patching import MARK, PatchSet
 from holdfast.errors import UnprotectedError
+from tests.contracts.tables import differences, forked, snapshot, warnings_of_holdfast
 
 GONE = "torch.amp.grad_scaler:_refresh_per_optimizer_state"
 """A name that torch itself does without in these loops."""

@@ -14,12 +14,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.contracts.wheels import NotDownloadedError, unpacked
 
 import holdfast
 from holdfast.adapters.registry import ADAPTERS
 from holdfast.base.patching import PatchSet
 from holdfast.base.source_names import Sources
+from tests.contracts.wheels import NotDownloadedError, unpacked
 
 ROOT = Path(__file__).parents[2]
 TABLES: list[PatchSet] = [

@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("torch.distributed.launcher.api")
 import torch.distributed.launcher.api as launcher
-from tests.contracts.tables import differences, snapshot, warnings_of_holdfast, without
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from holdfast.adapters import registry
 from holdfast.adapters.torchrun.patches import TABLES, TORCHRUN, install_limit
 from holdfast.base.patching import MARK
+from tests.contracts.tables import differences, snapshot, warnings_of_holdfast, without
 
 RENAMED = """
 import sys

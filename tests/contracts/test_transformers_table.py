@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 import torch
-from tests.contracts.tables import differences, owner_of, snapshot, warnings_of_holdfast, without
 
 from holdfast.adapters import registry
 from holdfast.adapters.transformers.patches import SET_TRAINER, TABLES, TRANSFORMERS
 from holdfast.base.patching import MARK, PROCESS, PatchSet
 from holdfast.errors import UnprotectedError
 from holdfast.torch import patches as toolkit
+from tests.contracts.tables import differences, owner_of, snapshot, warnings_of_holdfast, without
 
 MODULE = "transformers.trainer"
 EVERY = (*TABLES, *toolkit.TABLES)
