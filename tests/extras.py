@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -179,7 +180,9 @@ def check(environment: Environment, extra: Extra) -> None:
     for enabled in ("", "1"):  # 1: warnings, such as a grace period that is not known
         environment.output([holdfast, "doctor"], codes=(0, 1), HOLDFAST_ENABLED=enabled)
     if extra.program:
-        environment.output([str(environment.python), "-c", extra.program], **extra.environment)
+        program = environment.work / "program.py"  # in a file: a function that is sent elsewhere travels as its source
+        program.write_text(extra.program)
+        environment.output([str(environment.python), str(program)], **extra.environment)
     for kind in extra.kinds:
         preempt_and_resume(environment, kind, extra)
 
@@ -230,6 +233,7 @@ def working_folder(parent: str | None) -> Iterator[Path]:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the environment is removed
     parser = argparse.ArgumentParser(description="Install the wheel with each extra alone, and use it.")
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"which: {', '.join(EXTRAS)} (default: all)")
     parser.add_argument("--torch", default="torch==2.13.0", help="requirement for extras with torch")
