@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
+import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -254,3 +259,60 @@ def test_a_save_that_is_captured_sees_another_output_folder_and_what_it_notes_in
     saved = torch.load(checkpoint / "training_args.bin", weights_only=False)
     assert type(saved) is type(args)
     assert (saved.output_dir, saved.save_only_model) == (args.output_dir, True)
+
+
+def test_a_trainer_that_is_left_alone_is_not_followed_as_a_plain_loop_either(tmp_path: Path) -> None:
+    """In a process of its own, with all adapters: its one warning is true, and nothing is written."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    package = Path(importlib.util.find_spec("transformers").origin).parent
+    other = tmp_path / "other/transformers"
+    ignored = shutil.ignore_patterns("__pycache__", "trainer.py")
+    shutil.copytree(package, other, copy_function=os.symlink, ignore=ignored)
+    (other / "trainer.py").write_text((package / "trainer.py").read_text().replace("_run_epoch", "_train_one_epoch"))
+    variables = {**os.environ, "PYTHONPATH": str(other.parent), "HF_HUB_OFFLINE": "1"}
+    outputs = {}
+    for switch in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, script, tmp_path / f"out-{switch}"],
+            env=variables | {"HOLDFAST_ENABLED": switch},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        outputs[switch] = done.stdout.splitlines()[-1]
+        if switch == "1":
+            (warning,) = (line for line in done.stderr.splitlines() if "holdfast" in line)
+            assert "lacks transformers.trainer:Trainer._run_epoch" in warning
+    assert outputs["0"] == outputs["1"]
+    assert not (tmp_path / "holdfast-runs").exists()
+    assert not list(tmp_path.glob("out-1/checkpoint-*"))
+
+
+SCRIPT = """
+import sys
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x, labels=None):
+        out = self.layer(x).squeeze(-1)
+        return {"loss": ((out - labels) ** 2).mean(), "logits": out}
+
+torch.manual_seed(0)
+data = [{"x": x, "labels": x.sum()} for x in torch.randn(32, 4)]
+arguments = TrainingArguments(
+    sys.argv[1], max_steps=12, per_device_train_batch_size=4, report_to=[], save_strategy="no", disable_tqdm=True,
+    use_cpu=True,
+)
+trainer = Trainer(model=Model(), args=arguments, train_dataset=data)
+trainer.train()
+print(trainer.state.global_step, trainer.model.layer.weight.tolist())
+"""

@@ -7,7 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
-MADE_FOR = {"torch": "macosx_11_0_arm64", "ray": "macosx_12_0_arm64"}
+MADE_FOR = {
+    "torch": ("macosx_14_0_arm64", "macosx_11_0_arm64"),
+    "ray": ("macosx_14_0_arm64", "macosx_12_0_arm64"),
+}
 """Where the wheels for Linux weigh ten times as much as those for another system: the Python in them is the same."""
 
 
@@ -24,7 +27,8 @@ def unpacked(distribution: str, version: str | None, folder: Path) -> tuple[str,
     command += ["--dest", str(wheels), "--disable-pip-version-check", "--no-cache-dir"]
     if distribution in MADE_FOR:
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        command += ["--platform", MADE_FOR[distribution], "--python-version", python]
+        command += ["--python-version", python]
+        command += [word for platform in MADE_FOR[distribution] for word in ("--platform", platform)]
     done = subprocess.run([*command, named], capture_output=True, text=True, check=False, timeout=240)
     (wheel,) = wheels.glob("*.whl") if done.returncode == 0 else [None]
     if wheel is None:

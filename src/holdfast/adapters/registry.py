@@ -17,6 +17,7 @@ from typing import Any
 from _holdfast_startup import ENABLED, RAY_ENABLED, TRIGGERS, acts, required
 from holdfast.base.patching import MissingTargetsError, PatchSet
 from holdfast.errors import UnprotectedError
+from holdfast.runtime import ownership
 
 log = logging.getLogger("holdfast")
 
@@ -52,7 +53,7 @@ class Adapter:
 ADAPTERS = (
     Adapter(
         "transformers",
-        {"transformers": "5.0"},
+        {"transformers": "5.3"},
         (ENABLED,),
         "transformers.Trainer, and trainers made from it such as TRL's",
         "transformers",
@@ -67,7 +68,7 @@ ADAPTERS = (
     ),
     Adapter(
         "keras",
-        {"keras": "3.10", "tf-keras": "2.18"},
+        {"keras": "3.11", "tf-keras": "2.18"},
         (ENABLED,),
         "fit of a Keras model, of Keras 3 and of tf-keras",
         "keras",
@@ -101,7 +102,11 @@ def install(name: str, module: Any) -> None:
             if error.table.refuse(refusal):
                 return
             raise refusal from error
-        log.warning("holdfast leaves %s alone, training with it is not protected: %s", error.table.framework, error)
+        ownership.leave_alone(error.table.entry.partition(":")[0])
+        adapter = next(one for one in ADAPTERS if one.name == name)
+        asked = not adapter.unasked or any(os.environ.get(variable) for variable in adapter.switches)
+        level = logging.WARNING if asked else logging.DEBUG
+        log.log(level, "holdfast leaves %s alone, training with it is not protected: %s", error.table.framework, error)
         return
     if name == "ray":
         _register_with_ray()

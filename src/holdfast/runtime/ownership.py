@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 _claims: list[str] = []
+_left_alone: list[str] = []
 _told: list[Callable[[], None]] = []
 
 
@@ -23,6 +25,20 @@ def tell_of_claims(callback: Callable[[], None]) -> None:
 def tell_no_more(callback: Callable[[], None]) -> None:
     if callback in _told:
         _told.remove(callback)
+
+
+def leave_alone(module: str) -> None:
+    """Nobody protects a loop that a function of this module runs: its own adapter is inactive, and has said so."""
+    _left_alone.append(module)
+
+
+def is_left_alone(frame: FrameType | None) -> bool:
+    """Whether the code of ``frame``, or what has called it, lies in a module that is left alone."""
+    while _left_alone and frame is not None:
+        if frame.f_globals.get("__name__") in _left_alone:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

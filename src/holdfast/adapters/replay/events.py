@@ -23,7 +23,7 @@ from holdfast.adapters.replay.trace import AFTER, BEFORE, Trace
 from holdfast.errors import Preempted, StateError
 from holdfast.runtime.environment import surroundings
 from holdfast.runtime.host import Host
-from holdfast.runtime.ownership import _claims
+from holdfast.runtime.ownership import _claims, is_left_alone
 from holdfast.runtime.protection import unprotected
 
 log = logging.getLogger("holdfast")
@@ -88,7 +88,13 @@ class Events:
     def _leave(self, leaving: Preempted) -> NoReturn:
         raise NotImplementedError
 
+    def stand_back(self) -> None:
+        """Somebody else is in charge of the training that is about to begin."""
+        raise NotImplementedError
+
     def _is_ours(self) -> bool:
+        if not self._claimed and is_left_alone(sys._getframe()):
+            self.stand_back()
         return not self._claimed and os.getpid() == self._process
 
     def _acts(self) -> bool:
@@ -223,6 +229,8 @@ class Events:
 
     def _miss_step(self) -> None:
         """A step that is not followed: reported at the end, or refused before it is made."""
+        if is_left_alone(sys._getframe()):
+            return
         self._missed += 1
         if required():
             unprotected(f"an optimizer step cannot be followed, since {self._why_missed()}")
