@@ -138,8 +138,8 @@ class Bench:
         until, signalled, killed = time.monotonic() + limit_s, False, False
         while len(codes) < world:
             for rank, job in enumerate(jobs):
-                if rank not in codes and (code := job.poll()) is not None:
-                    [codes[rank]] = code
+                if rank not in codes and (ended := job.poll()) is not None:
+                    codes[rank] = ended[0]
             if notes and not signalled and (at := signal_in(folder, notes)) is not None:
                 signalled, until = True, at + GRACE_S
             if time.monotonic() > until and not killed and len(codes) < world:
