@@ -58,7 +58,7 @@ test-cluster: $(READY) ## the tests that need a Kubernetes cluster
 	$(WITH_CLUSTER) $(RUN) -m pytest --cluster=only $(PYTEST_ARGS)
 
 test-extras: $(READY) ## the wheel, with each extra alone, in an empty environment; EXTRAS: some of them
-	$(RUN) -m tests.extras $(EXTRAS)
+	$(RUN) -m tests.extras --torch '$(TORCH)' $(EXTRAS)
 
 lint: $(READY) ## ruff, mypy, import-linter
 	$(RUN) -m ruff check --no-cache

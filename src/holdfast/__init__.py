@@ -5,6 +5,7 @@ Importing this package costs only the standard library: no torch, no threads, no
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import (
@@ -43,6 +44,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "Run":
         try:
+            importlib.import_module("numpy")  # torch needs it only once a random state is saved
             from holdfast.torch.run import Run
         except ModuleNotFoundError as error:
             if error.name in ("torch", "numpy", "safetensors"):

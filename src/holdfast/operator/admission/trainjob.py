@@ -63,7 +63,11 @@ def secured(trainjob: dict[str, Any], push: pods.Push = pods.ASKED) -> dict[str,
     spec = trainjob["spec"] = trainjob.get("spec") or {}
     trainer = spec["trainer"] = spec.get("trainer") or {}
     # Variables of this container are refused in a runtime patch: upstream wants them here.
-    trainer["env"] = pods.added(_without_ours(trainjob, push), pods.variables(asked, run_id(asked), push))
+    given = trainer.get("env") or []
+    variables = pods.added(_without_ours(trainjob, push), pods.variables(asked, run_id(asked), push))
+    # A variable of the user that is just like ours has its own place in the list.
+    is_there = len(given) == len(variables) and all(variable in variables for variable in given)
+    trainer["env"] = given if is_there else variables
     asked.check(trainer["env"])
     text = _as_text(trainjob)
     others = [patch for patch in spec.get("runtimePatches") or [] if not _is_ours(patch)]

@@ -25,6 +25,13 @@ def test_an_object_that_is_safe_is_not_changed_again(case):
     assert change(once) == once
 
 
+def test_a_variable_of_the_user_that_is_just_like_ours_keeps_its_place():
+    env = [{"name": "HOLDFAST_ENABLED", "value": "1"}, {"name": "A", "value": ""}]
+    once = trainjob.secured(train_job({}, trainer={"env": env}))
+    assert once["spec"]["trainer"]["env"][:2] == env
+    assert trainjob.secured(once) == once
+
+
 @UNHURRIED
 @given(CHANGED)
 def test_what_the_user_wrote_stays_as_it_is(case):
