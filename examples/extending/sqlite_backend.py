@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.errors import CheckpointExistsError, LocationBusyError, StoreError
-from holdfast.store.base import MANIFEST, SENTINEL, Backend, Owner, Sink
+from holdfast.store import MANIFEST, SENTINEL, Backend, Owner, Sink
 from holdfast.store.local import make_folders
 from holdfast.store.manifest import step_of
 

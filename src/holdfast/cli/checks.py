@@ -21,13 +21,14 @@ from typing import Any
 
 import _holdfast_startup as startup
 from holdfast.adapters.registry import ADAPTERS, Adapter, tables
+from holdfast.base.process import Owner
 from holdfast.base.source_names import Sources
 from holdfast.cli.inspect import all_rows
 from holdfast.cli.output import human_bytes, human_seconds
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, LocationBusyError, StoreError
 from holdfast.launch.runs import RunPlace
-from holdfast.store import Backend, Owner
+from holdfast.store import Backend
 from holdfast.store.checkpoints import DAMAGED, UNFINISHED, Checkpoint, whole
 from holdfast.store.local import LocalBackend, LocalSink, fsync_dir
 

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.base.process import Owner
 from holdfast.cli.control import Run
 from holdfast.cli.inspect import all_rows, find
 from holdfast.cli.output import NOT_FOUND, PROBLEM, USAGE, Json, console, emit, fail, guarded, human_bytes, note, styled
 from holdfast.errors import CheckpointCorruptError, ConfigError, StoreError
 from holdfast.launch.runs import RunPlace, below, resolve
-from holdfast.store import Backend, Owner
+from holdfast.store import Backend
 from holdfast.store.checkpoints import (
     DAMAGED,
     UNFINISHED,

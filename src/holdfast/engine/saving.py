@@ -32,9 +32,10 @@ from typing import Any, Protocol
 
 from holdfast.agree import Board
 from holdfast.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.base.process import Owner
 from holdfast.base.timeouts import OverdueError, within
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
-from holdfast.store.base import Backend, Owner
+from holdfast.store.base import Backend
 from holdfast.store.checkpoints import Checkpoint, open_checkpoint, retain
 from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name
 from holdfast.store.pipeline import ChunkPool, FileWriter, Image

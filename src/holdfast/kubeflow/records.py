@@ -22,12 +22,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from holdfast.base.process import Owner, process_start
 from holdfast.config import parse_bool, settings_table
 from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError
 from holdfast.launch import control, procs
 from holdfast.launch.records import PAUSED, Launch, read_json, read_request, write_json
 from holdfast.launch.runs import RunPlace, place_of
-from holdfast.store.base import Owner, process_start
 
 CREATED, RUNNING, PAUSING, SUSPENDED = "Created", "Running", "Pausing", "Suspended"
 COMPLETE, FAILED = "Complete", "Failed"

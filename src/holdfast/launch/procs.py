@@ -13,7 +13,7 @@ import signal
 import socket
 from dataclasses import dataclass
 
-from holdfast.store.base import Owner, process_start
+from holdfast.base.process import Owner, process_start
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -14,10 +14,10 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, CONTROL, LAUNCH
 from holdfast.launch import procs
 from holdfast.recorder.boxes import folder, last_step
-from holdfast.store.base import Owner
 
 
 def read_json(path: str) -> dict[str, Any]:

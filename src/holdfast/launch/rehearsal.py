@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.base.clock import Deadline
+from holdfast.base.process import Owner
 from holdfast.errors import ConfigError
 from holdfast.launch import procs
 from holdfast.launch.control import NotLiveError, live_launch, saved_step
 from holdfast.launch.records import Attempt, box_steps
 from holdfast.launch.runs import RunPlace, about_to_start
-from holdfast.store.base import Owner
 
 _LOOK_S = 0.05
 _BEYOND_GRACE_S = 15.0

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.base.clock import Deadline
+from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, LAUNCH, home_of
 from holdfast.config import settings_table
 from holdfast.errors import HoldfastError
@@ -23,7 +24,6 @@ from holdfast.launch import procs
 from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_json, read_launch
 from holdfast.progress import ProgressFileError, read_journal, read_progress
 from holdfast.store import Backend, open_backend
-from holdfast.store.base import Owner
 from holdfast.store.manifest import step_of
 
 RUNS = "holdfast-runs"

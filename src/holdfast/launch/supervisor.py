@@ -38,6 +38,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from holdfast.base.clock import Deadline
+from holdfast.base.process import Owner
 from holdfast.base.run_directory import home_of
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, LocationBusyError
@@ -60,7 +61,6 @@ from holdfast.launch.records import (
 from holdfast.launch.runs import FOLDER, RUNS, STARTING, RunPlace
 from holdfast.launch.watch import Tail, View
 from holdfast.progress import Journal, redact_uri
-from holdfast.store.base import Owner
 
 _ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _LOOK_S = 0.25

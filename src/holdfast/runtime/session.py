@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.agree import Board
+from holdfast.base.process import Owner, process_start
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, default_location, home_of
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, StoreError
 from holdfast.progress import Journal, read_journal
 from holdfast.recorder.boxes import folder, forget_old, last_step
-from holdfast.store import Backend, Owner, open_backend
-from holdfast.store.base import process_start
+from holdfast.store import Backend, open_backend
 from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, whole
 from holdfast.store.local import LOCK, LocalBackend, write_durable
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from holdfast.base.process import Owner
 from holdfast.errors import ConfigError
-from holdfast.store.base import MANIFEST, SENTINEL, Backend, Owner, Sink
+from holdfast.store.base import MANIFEST, SENTINEL, Backend, Sink
 
 __all__ = ["MANIFEST", "SENTINEL", "Backend", "Owner", "Sink", "open_backend"]
 

@@ -10,12 +10,11 @@ A backend of your own passes ``holdfast.testing.BackendContract``.
 
 from __future__ import annotations
 
-import os
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from holdfast.base.process import Owner
 
 SENTINEL = "checkpoint-is-incomplete.txt"
 """Inside a folder from its first byte until its commit."""
@@ -25,70 +24,6 @@ MANIFEST = "holdfast.json"
 
 PARTS = ".parts"
 """Subfolder in which the ranks tell the committing rank what they wrote; gone after the commit."""
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def process_start(pid: int) -> str:
-    """What tells a process from a later one with the same number; empty if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return ""
-    # A zombie has let go of all it held: for a lock it is as dead as a process that is gone.
-    return "" if fields[0] in ("Z", "X") else fields[19]
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Who writes into a location."""
-
-    run: str
-    """The run's identity: restarts of the same job share it and may take over from each other at once."""
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
-    boot: str = field(default_factory=_boot_id)
-    started: str = field(default_factory=lambda: process_start(os.getpid()))
-    pid_namespace: str = field(default_factory=_pid_namespace)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Owner:
-        """What another process wrote; raises ValueError if it is no record of an owner."""
-        try:
-            known = {name: str(record.get(name, "")) for name in ("run", "host", "boot", "started", "pid_namespace")}
-            return cls(pid=int(record["pid"]), **known)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not the record of an owner: {error}") from error
-
-    def is_dead(self) -> bool:
-        """True where this machine can tell that the process is gone; False: alive, or cannot tell."""
-        # A host's name proves nothing: pods of two clusters share names, and pods on the host's network share the
-        # node's. The same boot and the same process numbers do.
-        if not self.started or not self.boot or self.boot != _boot_id():
-            return False
-        if not self.pid_namespace or self.pid_namespace != _pid_namespace():
-            return False
-        return process_start(self.pid) != self.started
-
-    def __str__(self) -> str:
-        return f"run {self.run!r}, process {self.pid} on {self.host}"
 
 
 class Sink(ABC):

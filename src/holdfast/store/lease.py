@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from holdfast.base.process import Owner
 from holdfast.errors import LocationBusyError, StoreError, StoreUnavailableError
-from holdfast.store.base import Owner
 from holdfast.store.object_client import AlreadyThereError, ChangedError, Client, NotThereError, version_of
 
 log = logging.getLogger(__name__)

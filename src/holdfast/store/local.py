@@ -30,8 +30,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from holdfast.base.process import Owner
 from holdfast.errors import CheckpointExistsError, LocationBusyError, StoreError
-from holdfast.store.base import MANIFEST, PARTS, SENTINEL, Backend, Owner, Sink
+from holdfast.store.base import MANIFEST, PARTS, SENTINEL, Backend, Sink
 from holdfast.store.manifest import step_of
 
 ALIGNMENT = 4096

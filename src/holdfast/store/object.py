@@ -29,8 +29,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from holdfast.base.process import Owner
 from holdfast.errors import CheckpointCorruptError, CheckpointExistsError, StoreError
-from holdfast.store.base import MANIFEST, PARTS, SENTINEL, Backend, Owner, Sink
+from holdfast.store.base import MANIFEST, PARTS, SENTINEL, Backend, Sink
 from holdfast.store.lease import Lease
 from holdfast.store.manifest import Manifest, step_of
 from holdfast.store.object_client import (

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import pytest
 import xxhash
 
+from holdfast.base.process import Owner
 from holdfast.errors import CheckpointExistsError, LocationBusyError, StoreError
-from holdfast.store.base import MANIFEST, SENTINEL, Backend, Owner
+from holdfast.store.base import MANIFEST, SENTINEL, Backend
 from holdfast.store.checkpoints import open_checkpoint, retain, verify, whole
 from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name
 

@@ -27,8 +27,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdfast.base.process import Owner
 from holdfast.errors import CheckpointCorruptError, CheckpointExistsError, StoreError
-from holdfast.store.base import MANIFEST, Backend, Owner, Sink
+from holdfast.store.base import MANIFEST, Backend, Sink
 from holdfast.store.checkpoints import clean, open_checkpoint, retain, unfinished, verify, whole
 from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name, step_of
 from holdfast.testing.backend_contract import adopt_file, manifest_for, read_back, write_file

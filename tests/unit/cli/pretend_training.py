@@ -19,9 +19,9 @@ import sys
 import time
 from pathlib import Path
 
+from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, home_of
 from holdfast.progress import Journal, Progress, ProgressFile
-from holdfast.store.base import Owner
 from holdfast.store.checkpoints import whole
 from holdfast.store.local import LocalBackend, write_durable
 from tests.kit.checkpoints import make_checkpoint

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, JOURNAL
 from holdfast.cli.main import app
 from holdfast.progress import Journal
-from holdfast.store.base import SENTINEL, Owner
+from holdfast.store.base import SENTINEL
 from holdfast.store.local import LocalBackend
 from tests.kit.checkpoints import make_checkpoint
 from tests.unit.cli.cli_helpers import environ, holdfast, json_of

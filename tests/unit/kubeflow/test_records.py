@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.process import Owner, process_start
 from holdfast.base.run_directory import ATTEMPT
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.kubeflow import JobNotFoundError, install, jobs, local, records
 from holdfast.launch import control
 from holdfast.launch.records import write_json
-from holdfast.store.base import Owner, process_start
 
 
 def owner(pid: int) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import os
 import sys
 import time
 
+from holdfast.base.process import Owner
 from holdfast.errors import LocationBusyError
-from holdfast.store import Backend, Owner, open_backend
+from holdfast.store import Backend, open_backend
 from holdfast.store.object import ObjectBackend
 from holdfast.testing.backend_contract import manifest_for
 

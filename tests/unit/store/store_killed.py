@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-from holdfast.store.base import Owner
+from holdfast.base.process import Owner
 from holdfast.store.checkpoints import clean, retain, unfinished, verify, whole
 from holdfast.store.local import LocalBackend
 from holdfast.testing.backend_contract import read_back, sample, save_checkpoint

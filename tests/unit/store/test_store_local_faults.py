@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from holdfast.base.clock import Deadline
+from holdfast.base.process import Owner
 from holdfast.errors import StoreError, StoreUnavailableError
-from holdfast.store.base import Owner, Sink
+from holdfast.store.base import Sink
 from holdfast.store.checkpoints import clean, retain, verify, whole
 from holdfast.store.local import LocalBackend
 from holdfast.store.pipeline import ChunkPool, FileWriter

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
+from holdfast.base.process import Owner
 from holdfast.errors import ConfigError, MissingExtraError, StoreError, StoreUnavailableError
-from holdfast.store import Owner, open_backend
+from holdfast.store import open_backend
 from holdfast.store.base import MANIFEST, SENTINEL
 from holdfast.store.checkpoints import retain, verify, whole
 from holdfast.store.object import PARALLEL, PART, ObjectBackend
@@ -299,7 +300,7 @@ def test_a_process_ends_at_once_and_without_a_word(
     script = f"""
 import contextlib, os, sys, threading, time
 from holdfast.errors import StoreError
-from holdfast.store import Owner
+from holdfast.base.process import Owner
 from holdfast.store.object import ObjectBackend
 backend = ObjectBackend({s3_uri!r}, lease_s=0.5)
 def hang():

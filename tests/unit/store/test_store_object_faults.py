@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.base.process import Owner
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
-from holdfast.store.base import Owner
 from holdfast.store.checkpoints import clean, retain, verify, whole
 from holdfast.store.object import ObjectBackend
 from holdfast.testing.backend_contract import manifest_for, read_back, sample, save_checkpoint, write_file

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
+from holdfast.base.process import Owner
 from holdfast.errors import LocationBusyError
-from holdfast.store import Backend, Owner, open_backend
+from holdfast.store import Backend, open_backend
 from holdfast.store.checkpoints import whole
 from holdfast.store.local import LocalBackend
 from holdfast.store.object import LEASE, ObjectBackend

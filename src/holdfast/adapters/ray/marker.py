@@ -11,7 +11,7 @@ import os
 import tempfile
 from dataclasses import asdict, dataclass, field
 
-from holdfast.store.base import process_start
+from holdfast.base.process import process_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
