@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from _holdfast_startup import ENABLED, RAY_ENABLED, TRIGGERS, acts, required
+from _holdfast_startup import ENABLED, RAY_ENABLED, TRIGGERS, acts, required, switch
 from holdfast.base.patching import MissingTargetsError, PatchSet
 from holdfast.errors import UnprotectedError
 from holdfast.runtime import ownership
@@ -103,9 +103,8 @@ def install(name: str, module: Any) -> None:
                 return
             raise refusal from error
         ownership.leave_alone(error.table.entry.partition(":")[0])
-        adapter = next(one for one in ADAPTERS if one.name == name)
-        asked = not adapter.unasked or any(os.environ.get(variable) for variable in adapter.switches)
-        level = logging.WARNING if asked else logging.DEBUG
+        unasked = switch(ENABLED) is None and any(one.name == name and one.unasked for one in ADAPTERS)
+        level = logging.DEBUG if unasked else logging.WARNING
         log.log(level, "holdfast leaves %s alone, training with it is not protected: %s", error.table.framework, error)
         return
     if name == "ray":
