@@ -9,8 +9,8 @@ Guarantees:
 - Every target of the table is resolved before the first one is touched. If a required one is missing, the framework
   stays as it is and :class:`MissingTargetsError` names everything that is missing, the version and the tested range.
 - A target is patched at most once, however often it is applied; after ``importlib.reload`` the new one is patched.
-- Undoing puts back what was there. If somebody else has wrapped our replacement since, it stays in the chain and
-  passes every call through: their wrapper is never dropped, and ours never acts again.
+- Undoing puts back what was there. If somebody else has wrapped the replacement since, their wrapper is never dropped:
+  the replacement stays in the chain, and one of a scope passes every call through.
 
 A target is written ``module:name`` or ``module:Class.name``. Every replacement carries its target as ``__holdfast__``.
 """
