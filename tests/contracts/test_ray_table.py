@@ -110,6 +110,7 @@ def scenario(folder: Path, way: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.core(0)
 def test_without_a_name_it_trains_as_without_holdfast_and_nothing_is_saved(tmp_path: Path) -> None:
     told = scenario(tmp_path, "1")
     assert told["total"] == total_of(5)

@@ -79,6 +79,7 @@ def loop(steps: int = 4) -> list[float]:
 def switched_on(folder: Path, **variables: str) -> None:
     """The environment of the process that runs a scenario."""
     os.environ.update(HOLDFAST_ENABLED="1", HOLDFAST_DIR=str(folder), HOLDFAST_KILL_WAIT="0", **variables)
+    sys.modules.pop("ipykernel", None)  # another test has imported it: the scenario is a script, not a notebook
 
 
 def tells(text: str, table: PatchSet, target: str) -> bool:

@@ -54,6 +54,7 @@ def test_the_installed_version_has_every_name(framework: str) -> None:
 
 @pytest.mark.parametrize("which", ["oldest", "newest"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.core(0)
 def test_the_oldest_and_the_newest_version_have_every_name(tmp_path: Path, framework: str, which: str) -> None:
     wanted = next(table.oldest for table in TABLES if table.framework == framework) if which == "oldest" else None
     try:

@@ -38,6 +38,8 @@ from tests.kit import python_path
 from tests.unit.kubeflow import functions
 from tests.unit.kubeflow.processes import processes_of
 
+pytestmark = pytest.mark.core(0)
+
 
 @pytest.fixture
 def client(state: Path) -> TrainerClient:
@@ -211,6 +213,7 @@ def test_a_resume_wins_over_a_pause_in_progress_and_over_a_launcher_that_was_tol
     assert gone(str(state))
 
 
+@pytest.mark.core
 def test_a_job_that_still_loads_is_paused_too(client: TrainerClient, state: Path, tmp_path: Path) -> None:
     given = {"path": str(tmp_path / "loading"), "seconds": 600}
     name = client.train(trainer=TransformersTrainer(func=functions.loads, func_args=given, output_dir="out"))
@@ -277,6 +280,7 @@ def test_variables_and_arguments_arrive_as_they_would_on_kubernetes(
     assert gone(str(state))
 
 
+@pytest.mark.core
 def test_adapters_are_merged_into_the_final_model(client: TrainerClient, state: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM

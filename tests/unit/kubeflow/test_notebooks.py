@@ -15,6 +15,8 @@ import pytest
 
 from tests.unit.kubeflow import notebooks
 
+pytestmark = pytest.mark.core(0)
+
 NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 
 

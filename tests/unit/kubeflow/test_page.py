@@ -16,6 +16,8 @@ from holdfast.kubeflow import TransformersTrainer
 from tests.docs.pages import blocks_of, commands_of, normal
 from tests.kit import ROOT
 
+pytestmark = pytest.mark.core(0)
+
 PAGE = ROOT / "docs/kubeflow.md"
 REFUSED = [
     match.groups() for match in re.finditer(r"^\| `(\w+=[^`]+)` \| `([^`]+)` \|$", PAGE.read_text(), re.MULTILINE)

@@ -25,6 +25,8 @@ from holdfast.kubeflow import Progress, TransformersTrainer, progress, wait_for
 from holdfast.kubeflow.page import Page
 from tests.unit.kubeflow import functions
 
+pytestmark = pytest.mark.core(0)
+
 PAGE = [sys.executable, "-m", "holdfast.cli", "jobs", "page"]
 
 
