@@ -5,7 +5,7 @@ import os
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -64,12 +64,12 @@ def shares(items: list[pytest.Item]) -> list[pytest.Item]:
     return chosen
 
 
-SMALL = ("contracts", "unit")
-"""Folders whose tests take a moment each: all of them are core, but for those marked with ``core(0)``."""
+CORE = ("contracts", "jobs/torch", "unit")
+"""Folders whose tests are core, but for those marked with ``core(n)``, of which the first n cases are."""
 
 
 def core(items: list[pytest.Item]) -> set[pytest.Item]:
-    """What ``make test`` runs: all small tests, and of real runs the first n cases of those marked ``core(n)``."""
+    """What ``make test`` runs: the tests of some folders, and the first n cases of those marked ``core(n)``."""
     seen: Counter[str] = Counter()
     chosen = set()
     for item in items:
@@ -77,9 +77,13 @@ def core(items: list[pytest.Item]) -> set[pytest.Item]:
         name = item.nodeid.partition("[")[0]
         seen[name] += 1
         most = mark.args[0] if mark is not None and mark.args else 1
-        if seen[name] <= most if mark is not None else item.path.relative_to(HERE).parts[0] in SMALL:
+        if seen[name] <= most if mark is not None else _is_in(item, CORE):
             chosen.add(item)
     return chosen
+
+
+def _is_in(item: pytest.Item, folders: Sequence[str]) -> bool:
+    return any(item.path.is_relative_to(HERE / folder) for folder in folders)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

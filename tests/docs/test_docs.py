@@ -157,6 +157,7 @@ def test_the_sessions_of_a_page_end_as_shown(page: Path, folder: Path) -> None:
             session.close()
 
 
+@pytest.mark.core
 def test_blocks_are_of_kinds_that_are_known() -> None:
     kinds = {"python", "console", "bash", "sh", "text", "json", "yaml", "toml"}
     for page in PAGES:
@@ -166,6 +167,7 @@ def test_blocks_are_of_kinds_that_are_known() -> None:
                 assert block.code.startswith("$ "), f"{block.place}: a session begins with '$ '; else use ```sh"
 
 
+@pytest.mark.core
 def test_make_has_the_targets_that_the_pages_name() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
@@ -173,6 +175,7 @@ def test_make_has_the_targets_that_the_pages_name() -> None:
             assert target in targets, f"{page.name}: make {target}"
 
 
+@pytest.mark.core
 def test_the_page_of_settings_is_the_table_in_the_code() -> None:
     command = [sys.executable, ROOT / "docs/generate.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -188,6 +191,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.core(100)
 @pytest.mark.parametrize(
     "page",
     [

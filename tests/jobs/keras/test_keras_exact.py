@@ -34,6 +34,7 @@ def keras() -> Iterator[Server]:
     server.close()
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
 @pytest.mark.share(5)

@@ -144,6 +144,7 @@ def test_a_finished_run_is_not_trained_again_but_goes_on_with_more_epochs(keras:
     assert anew.result == case.uninterrupted().result
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("data", "fail"), [("generator", "data:17"), ("dataset", "batch_end:17")])
 def test_a_crash_loses_at_most_the_step_in_flight(keras: Server, tmp_path: Path, data: str, fail: str) -> None:
     steps = ["--steps-per-epoch", "10"] if data == "generator" else []
@@ -158,6 +159,7 @@ def test_a_crash_loses_at_most_the_step_in_flight(keras: Server, tmp_path: Path,
     assert last.result["digest"] == case.uninterrupted().result["digest"]
 
 
+@pytest.mark.core
 def test_one_callback_is_enough(keras: Server, tmp_path: Path) -> None:
     told = {"TEST_JOURNAL": str(tmp_path / "kept/.holdfast/journal.jsonl")}
     case = Case(keras, tmp_path, "keras_callback.py", HOLDFAST_DIR="", HOLDFAST_ENABLED="", **told)

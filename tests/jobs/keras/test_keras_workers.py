@@ -65,6 +65,7 @@ def training(folder: Path) -> bool:
     return any(event["event"] == "training" for event in journal(str(folder / "run")))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("ranks", "skew_s"), [((0,), 0), ((1,), 0), ((0, 1), 0), ((0, 1), 0.1), ((1, 0), 1.0)], ids=str
 )

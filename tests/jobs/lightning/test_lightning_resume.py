@@ -91,6 +91,7 @@ ALONE = {
 }
 
 
+@pytest.mark.core(2)
 @pytest.mark.share(5)
 @pytest.mark.parametrize("case", ALONE)
 def test_a_fit_that_is_stopped_goes_on_and_ends_with_the_same_bits(server, tmp_path, case) -> None:
@@ -111,6 +112,7 @@ TWO = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("case", TWO)
 @pytest.mark.share(4)
 def test_two_ranks_save_one_step_whichever_is_told(server, tmp_path, case) -> None:
@@ -139,6 +141,7 @@ def test_a_notice_does_not_wait_for_the_end_of_a_validation(server, tmp_path) ->
     assert not list(Path(job.out).glob("models-0/*"))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("victim", "phase"), [(1, "backward"), (0, "forward"), (1, "evaluation")])
 def test_survivors_of_a_killed_rank_save_and_the_end_is_the_same(server, tmp_path, victim, phase) -> None:
     step = 12 if phase == "evaluation" else 8
@@ -318,6 +321,7 @@ def test_a_strategy_that_is_not_known_is_left_alone(server, tmp_path) -> None:
     assert not Path(job.dir).exists()
 
 
+@pytest.mark.core
 def test_the_other_name_of_the_package_is_the_same_to_us(server, tmp_path) -> None:
     expected = undisturbed(server, tmp_path, [])
     out, package = str(tmp_path / "run"), "pytorch_lightning"

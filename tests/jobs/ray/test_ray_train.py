@@ -109,6 +109,7 @@ def newest_of_its_own(out: Path) -> int | None:
     return None
 
 
+@pytest.mark.core
 def test_sigterm_to_one_worker_in_an_evaluation_and_to_both(cluster: Cluster, expected: Any, tmp_path: Path) -> None:
     job = run(cluster, "ray_vanilla.py", tmp_path, gates=("evaluation-0", 13))
     pids = job.reach(10)  # an evaluation follows: the save does not wait for its end

@@ -32,6 +32,7 @@ def stopped(server: drill.Server, spec: drill.Spec) -> int:
     return assert_whole(spec.dir).step
 
 
+@pytest.mark.core
 def test_early_stopping_by_a_value_that_nobody_saw_is_an_error_and_not_a_wrong_resume(plain, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 3"}])
     step = stopped(plain, spec)
@@ -43,6 +44,7 @@ def test_early_stopping_by_a_value_that_nobody_saw_is_an_error_and_not_a_wrong_r
     assert not assert_whole(spec.dir).manifest.complete
 
 
+@pytest.mark.core
 def test_with_one_line_it_is_exact(plain, tmp_path):
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 3"}], options=["--track"]))
 

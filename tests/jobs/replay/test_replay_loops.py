@@ -25,6 +25,7 @@ def plain():
     server.close()
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("script", "place"),
     [pytest.param(script, place, id=f"{script}-{place}") for script, places in CASES.items() for place in places],
@@ -39,6 +40,7 @@ def test_a_notice_in_or_after_the_last_step_lets_the_run_end_or_saves_it(plain, 
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_mnist", faults=[{"at": place}]), may_end=True)
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize(
     ("kind", "place"),
     [
@@ -57,6 +59,7 @@ def test_loops_of_other_kinds(plain, tmp_path, kind, place):
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_kinds", faults=[{"at": place}], options=[kind]))
 
 
+@pytest.mark.core
 def test_many_interruptions_end_with_the_same_bits(plain, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), "plain_tricks", env={"HOLDFAST_SAVE_EVERY": "5 steps"})
     for place in ("step 3", "step 9", "backward 52", "step 21", "epoch 2"):

@@ -36,6 +36,7 @@ STOPS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.share(4)
 def test_ddp_that_is_stopped_anywhere_ends_with_the_same_bits(plain, tmp_path, stop):
@@ -59,12 +60,14 @@ def test_loader_workers_of_every_rank_go_on_with_their_random_numbers(plain, tmp
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_ddp", 2, [{"at": "step 10"}], {"WORKERS": "2"}))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("place", ["step 5", "evaluation 1"])
 def test_a_loop_on_accelerate_with_two_ranks(plain, tmp_path, place):
     """Its loaders are one batch ahead of the script, and its sampler's generator is shared by the ranks."""
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_accelerate", 2, [{"at": place}]))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("place", "rank", "step"), [("backward 20", 1, 9), ("backward 20", 0, 9), ("evaluation 2", 0, 6)]
 )

@@ -42,6 +42,7 @@ def torchrun(tmp_path: Path, what: str, **environ: str) -> subprocess.Popen[str]
     )
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("environ", "what", "code"),
     [

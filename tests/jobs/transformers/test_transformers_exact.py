@@ -57,6 +57,7 @@ def server() -> drill.Server:
     return drill.shared()
 
 
+@pytest.mark.core(2)
 @pytest.mark.share(4)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_resume_is_exact_with(server, tmp_path, shape):
@@ -85,6 +86,7 @@ def test_epochs_that_a_callback_ends_before_their_time(server, tmp_path):
     assert_same(resumed, without_holdfast(server, spec))
 
 
+@pytest.mark.core
 def test_holdfast_alone_changes_nothing(server, tmp_path):
     spec = drill.Spec(str(tmp_path / "run"), world=2, options=["--augment"], args=EVALUATE)
     assert_same(server.run(spec), without_holdfast(server, spec))

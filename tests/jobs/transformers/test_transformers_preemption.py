@@ -39,12 +39,14 @@ def server() -> drill.Server:
     return drill.shared()
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.share(3)
 def test_one_process_is_told_in(server, tmp_path, phase):
     interrupt_and_resume(server, drill.Spec(str(tmp_path / "run"), args=BOTH, faults=[fault(phase, 12)]))
 
 
+@pytest.mark.core(3)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("phase", ["forward", "optimizer", "after-optimizer", "log", "evaluation", "save"])
 @pytest.mark.share(5)
@@ -64,6 +66,7 @@ def test_two_ranks_agree_when_told_in(server, tmp_path, phase, target):
     interrupt_and_resume(server, spec)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_long_evaluation_is_not_waited_for(server, tmp_path, rank):
     spec = drill.Spec(
@@ -151,6 +154,7 @@ def test_sigterm_to_all_processes_of_a_rank_in_an_evaluation(server, tmp_path, w
     assert_same(server.run(spec.plain()), without_holdfast(server, spec))
 
 
+@pytest.mark.core
 def test_the_log_says_what_happens_in_the_words_users_look_for(server, tmp_path):
     env = {"HOLDFAST_KILL_WAIT": "0.1"}
     spec = drill.Spec(str(tmp_path / "run"), env=env, slow_step_s=0.02, faults=[fault("forward", 5)])
@@ -169,6 +173,7 @@ def test_another_exit_code_by_choice(server, tmp_path):
     assert server.run(spec).codes == [7]
 
 
+@pytest.mark.core
 def test_enable_jit_checkpoint_is_taken_over_without_any_variable(server, tmp_path):
     spec = drill.Spec(
         str(tmp_path / "run"),

@@ -28,6 +28,7 @@ def check(server: drill.Server, spec: drill.Spec, killed: int, step: int) -> Non
     assert_same(resumed, without_holdfast(server, spec))
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("phase", ["forward", "optimizer", "after-optimizer", "evaluation"])
 @pytest.mark.share(3)

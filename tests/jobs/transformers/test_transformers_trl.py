@@ -24,6 +24,7 @@ def test_sft_of_all_weights_with_its_own_metrics(server, tmp_path):
         assert (tmp_path / f"run/checkpoint-{step}/tokenizer.json").exists()
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_sft_of_an_adapter(server, tmp_path):
     spec = drill.Spec(
