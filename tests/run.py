@@ -40,9 +40,8 @@ class Runner:
         self._options = options
         self._folder = folder
         self.clone = clone
-        self.python = sys.executable
-        if clone != ROOT and Path(sys.executable).is_relative_to(ROOT):
-            self.python = str(clone / Path(sys.executable).relative_to(ROOT))
+        copied = clone / os.path.relpath(sys.executable, ROOT)
+        self.python = str(copied) if copied.exists() else sys.executable
         self._failures = folder / "failures"
         self._failures.touch()
         self.codes: list[int] = []
