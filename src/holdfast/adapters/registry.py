@@ -30,7 +30,7 @@ class Adapter:
     """A row of the table."""
 
     name: str
-    """Of its package, ``holdfast.adapters.<name>``."""
+    """Name of its package, ``holdfast.adapters.<name>``."""
     packages: Mapping[str, str]
     """Distributions of the framework, each with the oldest version that is supported; one of them is needed."""
     switches: tuple[str, ...]
@@ -82,7 +82,7 @@ ADAPTERS = (
 
 
 def tables(name: str) -> tuple[PatchSet, ...]:
-    """What the adapter touches in other libraries, one table for each framework that it fits."""
+    """Patch tables of the adapter, one for each library that it touches."""
     found: tuple[PatchSet, ...] = importlib.import_module(f"holdfast.adapters.{name}.patches").TABLES
     return found
 

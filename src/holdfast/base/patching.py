@@ -59,11 +59,11 @@ class Patch:
     wrap: str
     """Name of the function, in what is handed to ``apply``, that takes the original and returns its replacement."""
     why: str
-    """What the patch is for, in a few words."""
+    """Purpose of the patch, in a few words."""
     scope: str = PROCESS
     """When it is in place: for good (``PROCESS``), or inside ``applied(scope)``."""
     required: bool = True
-    """Whether the adapter cannot work without it. Optional ones exist in some versions only."""
+    """The adapter cannot work without it. Optional ones exist in some versions only."""
     loaded: bool = False
     """Patch it only where its module has been imported already; never import it for this."""
     in_place: bool = False
@@ -90,12 +90,12 @@ class Reads:
 
 @dataclass(slots=True)
 class _Site:
-    """Where a patch is in place."""
+    """A place where a patch is in force."""
 
     owner: Any
     name: str
     own: Any
-    """What the owner itself held under that name; ``_ABSENT`` where it inherited it."""
+    """The value that the owner itself held under that name; ``_ABSENT`` where it inherited it."""
     placed: Any
     off: bool = False
 
@@ -201,7 +201,7 @@ class PatchSet:
         )
 
     def original(self, target: str) -> Any:
-        """What was under ``target`` before :meth:`apply`."""
+        """The value of ``target`` before :meth:`apply`."""
         assert self._applied is not None, f"the table of {self.framework} is not applied"
         return self._applied.originals[target]
 
@@ -279,7 +279,7 @@ class PatchSet:
 
 
 def exists(target: str, *, on_instances: bool = True) -> bool:
-    """Whether this process finds the target; imports its module.
+    """Look for the target in this process; imports its module.
 
     ``on_instances``: an attribute that only the instances of a class have is found too, by its uses in the class.
     """
@@ -311,7 +311,7 @@ def _module_of(target: str) -> str:
 
 
 def _owner_of(target: str) -> tuple[Any, str]:
-    """What holds the name that a target names last."""
+    """The object that holds the last name of a target, and that name."""
     module, _, path = target.partition(":")
     owner: Any = importlib.import_module(module)
     *outer, name = path.split(".")

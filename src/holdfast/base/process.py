@@ -24,7 +24,7 @@ def _pid_namespace() -> str:
 
 
 def process_start(pid: int) -> str:
-    """What tells a process from a later one with the same number; empty if there is none."""
+    """Start time of a process, which tells it from a later one with the same number; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rsplit(")", 1)[1].split()
@@ -36,7 +36,7 @@ def process_start(pid: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who writes into a location."""
+    """The process that writes into a location."""
 
     run: str
     """The run's identity: restarts of the same job share it and may take over from each other at once."""
@@ -51,7 +51,7 @@ class Owner:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Owner:
-        """What another process wrote; raises ValueError if it is no record of an owner."""
+        """Decode what another process wrote; raises ValueError if it is no record of an owner."""
         try:
             known = {name: str(record.get(name, "")) for name in ("run", "host", "boot", "started", "pid_namespace")}
             return cls(pid=int(record["pid"]), **known)

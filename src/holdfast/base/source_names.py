@@ -1,4 +1,4 @@
-"""Whether a library's source defines a name: what a patch table needs, checked without importing the library.
+"""Names that a library's source defines: a patch table is checked against them without importing the library.
 
 Imports of a framework take seconds, and an old version may not even import beside the other packages of today. So
 ``holdfast doctor`` and the contract tests read its source instead. The answer is True, False, or None where the source
@@ -25,7 +25,7 @@ class Sources:
         self._parsed = functools.lru_cache(maxsize=None)(self._parse)
 
     def defines(self, target: str) -> bool | None:
-        """Whether ``module:name`` or ``module:Class.name`` is there."""
+        """Look up ``module:name`` or ``module:Class.name``."""
         module, _, path = target.partition(":")
         return self._has(module, path.split("."), _DEPTH)
 
@@ -209,5 +209,5 @@ def _absolute(module: str, is_package: bool, node: ast.ImportFrom) -> str:
 
 
 def _computes_names(tree: ast.Module) -> bool:
-    """Whether the module has a ``__getattr__``."""
+    """True for a module with a ``__getattr__``."""
     return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)

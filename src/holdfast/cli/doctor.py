@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import checks
+from holdfast.cli.adapters import check_adapters, look_at_adapters
 from holdfast.cli.checks import ERROR, OK, WARNING, Finding
 from holdfast.cli.output import PROBLEM, Json, console, emit, guarded, parse_bytes, styled
 from holdfast.config import settings_table
@@ -37,9 +38,9 @@ def doctor(
 ) -> None:
     place = _place(run)
     environ = environ_of(place)
-    adapters = checks.look_at_adapters(environ)
+    adapters = look_at_adapters(environ)
     findings = examine(place, parse_bytes(size) if size is not None else None, environ)
-    findings += checks.check_adapters(adapters, environ)
+    findings += check_adapters(adapters, environ)
     problems = [finding for finding in findings if finding.severity != OK]
     if as_json:
         emit(

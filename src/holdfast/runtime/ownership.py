@@ -33,7 +33,7 @@ def leave_alone(module: str) -> None:
 
 
 def is_left_alone(frame: FrameType | None) -> bool:
-    """Whether the code of ``frame``, or what has called it, lies in a module that is left alone."""
+    """True if ``frame``, or one that has called it, runs code of a module that is left alone."""
     while _left_alone and frame is not None:
         if frame.f_globals.get("__name__") in _left_alone:
             return True

@@ -1,4 +1,4 @@
-"""What stands in for Lightning's own functions; :mod:`.patches` says which, and what each is for."""
+"""Replacements of Lightning's own functions; :mod:`.patches` says which, and what each is for."""
 
 from __future__ import annotations
 

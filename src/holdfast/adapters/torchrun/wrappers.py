@@ -1,4 +1,4 @@
-"""What stands in for torchrun's own functions; :mod:`.patches` says which, and what each is for."""
+"""Replacements of torchrun's own functions; :mod:`.patches` says which, and what each is for."""
 
 from __future__ import annotations
 
