@@ -8,10 +8,12 @@ import inspect
 import json
 import logging
 import os
+import subprocess
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +84,18 @@ def warnings_of_holdfast() -> Iterator[list[str]]:
         yield heard
     finally:
         log.removeHandler(listener)
+
+
+def alone(scenario: Callable[[], Any]) -> Any:
+    """The result of a function of a test module, from a fresh process: Ray's own threads do not live through a fork."""
+    module, name = scenario.__module__, scenario.__name__
+    code = f"import json; from {module} import {name}; print(json.dumps({name}()))"
+    ours = ("HOLDFAST_", "RAY_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def forked(scenario: Callable[[], Any]) -> Any:

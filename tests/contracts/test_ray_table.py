@@ -20,7 +20,7 @@ from holdfast.adapters import registry
 from holdfast.adapters.ray.patches import RAY, TABLES
 from holdfast.errors import HoldfastError
 from tests.contracts.ray_scenario import GONE, total_of
-from tests.contracts.tables import differences, forked, snapshot, warnings_of_holdfast, without
+from tests.contracts.tables import alone, differences, snapshot, warnings_of_holdfast, without
 
 HERE = Path(__file__).parent
 ON = {"RAY_TRAIN_JIT_CHECKPOINT_ENABLED": "1", "HOLDFAST_ENABLED": "1"}
@@ -42,17 +42,18 @@ def tells(text: str, target: str) -> bool:
     return named and tested.startswith(f"ray {RAY.oldest} to {RAY.newest}")
 
 
-def test_whichever_name_is_missing_nothing_is_touched_and_one_warning_says_what_is_gone() -> None:
-    def scenario() -> Any:
-        before = snapshot(TABLES)
-        told = {}
-        for target in RAY.required:
-            with warnings_of_holdfast() as heard, without(target):
-                registry.install("ray", ray.train)
-            told[target] = [heard, differences(before, snapshot(TABLES)), os.environ.get("RAY_TRAIN_CALLBACKS")]
-        return told
+def each_name_missing() -> Any:
+    before = snapshot(TABLES)
+    told = {}
+    for target in RAY.required:
+        with warnings_of_holdfast() as heard, without(target):
+            registry.install("ray", ray.train)
+        told[target] = [heard, differences(before, snapshot(TABLES)), os.environ.get("RAY_TRAIN_CALLBACKS")]
+    return told
 
-    told = forked(scenario)
+
+def test_whichever_name_is_missing_nothing_is_touched_and_one_warning_says_what_is_gone() -> None:
+    told = alone(each_name_missing)
     assert set(told) == set(RAY.required)
     for target, (heard, changed, callbacks) in told.items():
         assert len(heard) == 1, target
@@ -61,18 +62,18 @@ def test_whichever_name_is_missing_nothing_is_touched_and_one_warning_says_what_
         assert callbacks is None, target
 
 
+def applied_and_undone() -> Any:
+    before, signature = snapshot(TABLES), str(inspect.signature(ray.train.RunConfig))
+    registry.install("ray", ray.train)
+    registry.install("ray", ray.train)
+    inside = differences(before, snapshot(TABLES))
+    same = signature == str(inspect.signature(ray.train.RunConfig))
+    RAY.undo()
+    return inside, same, differences(before, snapshot(TABLES)), hasattr(ray.train, "JITCheckpointConfig")
+
+
 def test_applied_and_taken_back_everything_is_as_before() -> None:
-    def scenario() -> Any:
-
-        before, signature = snapshot(TABLES), str(inspect.signature(ray.train.RunConfig))
-        registry.install("ray", ray.train)
-        registry.install("ray", ray.train)
-        inside = differences(before, snapshot(TABLES))
-        same = signature == str(inspect.signature(ray.train.RunConfig))
-        RAY.undo()
-        return inside, same, differences(before, snapshot(TABLES)), hasattr(ray.train, "JITCheckpointConfig")
-
-    inside, same, left, there = forked(scenario)
+    inside, same, left, there = alone(applied_and_undone)
     assert inside == ["ray.train.v2.api.config:RunConfig.__init__", "ray.train:JITCheckpointConfig"]
     assert same
     assert left == []
