@@ -151,6 +151,9 @@ def visible_to_pods() -> Iterator[Path]:
         environment = Path(sys.prefix)
         if environment.is_relative_to(ROOT):
             _relocate(copy / environment.relative_to(ROOT), str(ROOT), str(copy))
+        beside = ROOT.parent / "shared"  # programs that tests start on this machine
+        if beside.is_dir():
+            copy.with_name(beside.name).symlink_to(beside.resolve())
         yield copy
 
 
