@@ -162,7 +162,7 @@ class PatchSet:
         return tuple(dict.fromkeys(one.target for one in self._needed() if not one.loaded))
 
     def _needed(self) -> list[Patch | Reads]:
-        """What of the framework it needs, be it imported or not."""
+        """Names of the framework that it needs, be they imported or not."""
         every: list[Patch | Reads] = [*(patch for patch in self.patches if not patch.adds), *self.reads]
         return [one for one in every if one.required]
 

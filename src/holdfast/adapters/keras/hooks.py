@@ -57,7 +57,7 @@ class FitHooks(ABC):
         """Let the framework's ``fit`` do nothing; returns its history."""
 
     def is_training(self) -> bool:
-        """Whether the calling thread is inside a ``fit`` that is looked after."""
+        """True if the calling thread is inside a ``fit`` that is looked after."""
         return self._fit is not None and self._fit.is_mine()
 
     # ------------------------------------------------------------------ the patches of the process

@@ -1,4 +1,4 @@
-"""What stands in for transformers' own functions for as long as the process lasts: see the patch table.
+"""Replacements of transformers' own functions for as long as the process lasts: see the patch table.
 
 Each function takes the original and returns its replacement.
 """

@@ -133,7 +133,7 @@ TRL = PatchSet(
         Reads(f"{_GRPO}._buffered_inputs", loaded=True),
     ),
 )
-"""What TRL's trainers gather between two logs; a trainer without it is saved without it."""
+"""Metrics that TRL's trainers gather between two logs; a trainer without them is saved without them."""
 
 TABLES = (TRANSFORMERS, TORCH, TRL)
 

@@ -13,7 +13,7 @@ from holdfast.config import Settings
 from holdfast.errors import Preempted
 
 _finished: dict[str, int] = {}
-"""How many training runs in a location this process has seen the end of."""
+"""Number of training runs in a location that this process has seen the end of."""
 
 
 def run(

@@ -195,7 +195,7 @@ def _differs(value: Any, before: Mapping[str, Any], key: str) -> bool:
 
 
 class _Wrappers:
-    """What stands in for the Trainer's own functions while its save is captured: see the patch table."""
+    """Replacements of the Trainer's own functions while its save is captured: see the patch table."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
