@@ -43,7 +43,7 @@ def main() -> int:
             rows[name] = measured(name, bench)
     show(rows)
     if options.json:
-        report = {"machine": facts, "quick": options.quick, "smoke": options.smoke, "size_gib": options.size or "default"}
+        report = {"machine": facts, "quick": options.quick, "smoke": options.smoke, "size_gib": options.size}
         report["rows"] = {name: [asdict(row) for row in found] for name, found in rows.items()}
         with open(options.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
@@ -63,7 +63,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--size",
         type=float,
         metavar="GIB",
-        help=f"size of the state (default {SIZE_GIB}; quick 0.25, or {SIZE_GIB} for {', '.join(QUICK_GIB)}; smoke 0.015)",
+        help=f"size of the state (default {SIZE_GIB}; smoke 0.015; quick 0.25, but for {' and '.join(QUICK_GIB)})",
     )
     parser.add_argument("--folder", default=".", help="the disk to measure; a folder is made there (default: here)")
     return parser.parse_args(arguments)
