@@ -18,7 +18,7 @@ READY := $(VENV)/.ready
 # that, each of the many processes here would compile all of torch again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-rest test-all test-cluster test-extras lint soak bench benchmark docs manifests clean
+.PHONY: help demo test test-rest test-all test-cluster test-extras lint strangers soak bench benchmark docs manifests clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -65,6 +65,10 @@ lint: $(READY) ## ruff, mypy, import-linter
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
+
+# NAMES: beginnings of names of rows; ARGS: --points, --seed, --verbose, --keep.
+strangers: $(READY) ## scripts as others write them: off, on, and interrupted; must be alike
+	$(RUN) -m tests.strangers $(NAMES) $(ARGS)
 
 soak: $(READY) ## MINUTES of random interruptions of real jobs, then every case of every test
 	$(RUN) -m tests.soak --minutes $(MINUTES)

@@ -1,0 +1,5 @@
+"""All rows."""
+
+from tests.strangers.idiom_rows import IDIOM_ROWS
+
+ROWS = (*IDIOM_ROWS,)
