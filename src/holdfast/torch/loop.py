@@ -20,6 +20,7 @@ from holdfast.staging.arena import Arena
 from holdfast.staging.images import TensorImage
 from holdfast.store.manifest import Manifest
 from holdfast.torch import rng
+from holdfast.torch.backward import BeforeBackward
 from holdfast.torch.data.batches import Batches
 from holdfast.torch.state import Objects, rank_file, read_tree, total_bytes, tree_image, write_tree
 from holdfast.torch.unchanged import Comparison, Memory
@@ -75,13 +76,12 @@ class Loop:
 
     # ------------------------------------------------------------------ called by the training thread
 
-    def hook(self, *, forward: bool) -> None:
-        """Learn when the optimizers step, and where a forward pass ends."""
+    def hook(self, *, backward: bool) -> None:
+        """Learn when the optimizers step, and where a backward pass begins."""
         for optimizer in self.objects.optimizers.values():
             self._hooks.append(optimizer.register_step_pre_hook(self._before_optimizer))
-        if forward:
-            for model in self.objects.models.values():
-                self._hooks.append(model.register_forward_hook(self._after_forward))
+        if backward:
+            self._hooks.append(BeforeBackward(self._before_backward))
 
     def unhook(self) -> None:
         for hook in self._hooks:
@@ -102,15 +102,18 @@ class Loop:
             engine.at_boundary(step, epoch=epochs_done)
 
     def _before_optimizer(self, *_: Any) -> None:
+        self._begin_change()
+        self._note_in_flight()
+
+    def _begin_change(self) -> None:
         # The order matters: a thread that freezes sets its flag first and looks at ours second.
         self.dirty = True
         while self.frozen:
             self.dirty = False
             time.sleep(0.05)
             self.dirty = True
-        self._note_in_flight()
 
-    def _after_forward(self, *_: Any) -> None:
+    def _before_backward(self) -> None:
         if not self.pending:  # else an evaluation, which belongs to the step before
             self._note_in_flight()
 

@@ -1,7 +1,8 @@
 """The patch tables of the PyTorch toolkit: what it replaces and reads in torch and safetensors, whatever the adapter.
 
-The patches are in place only while a framework's own save is captured (:mod:`holdfast.torch.capture`), for calls of
-the thread that captures.
+Each scope is in place only while it is needed: ``capture`` while a framework's own save is captured
+(:mod:`holdfast.torch.capture`), for calls of the thread that captures; ``backward`` while a loop of several ranks
+trains (:mod:`holdfast.torch.backward`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from holdfast.base.patching import MissingTargetsError, Patch, PatchSet, Reads
 
 CAPTURE = "capture"
 """Scope: a framework's own save is captured."""
+BACKWARD = "backward"
+"""Scope: a loop trains whose ranks save for each other."""
 SAVE = "torch:save"
 SAVE_FILE = "safetensors.torch:save_file"
 
@@ -17,7 +20,10 @@ TORCH = PatchSet(
     framework="torch",
     oldest="2.6",
     newest="2.13.0",
-    patches=(Patch(target=SAVE, wrap="save", why="keeps the object instead of writing the file", scope=CAPTURE),),
+    patches=(
+        Patch(target=SAVE, wrap="save", why="keeps the object instead of writing the file", scope=CAPTURE),
+        Patch(target="torch.autograd:backward", wrap="backward", why="a forward pass has ended", scope=BACKWARD),
+    ),
     reads=(
         Reads("torch:Tensor._version"),
         Reads("torch.nn.modules.module:Module._buffers"),

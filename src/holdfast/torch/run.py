@@ -238,7 +238,7 @@ class Run:
                 ddp.watch()
         loop.engine = host.start(loop, self._progress, replicated=not self._objects.sharded)
         loop.saver = host.saver
-        loop.hook(forward=self.world > 1 and self.settings.rescue)
+        loop.hook(backward=self.world > 1 and self.settings.rescue)
         if self._complete and self.rank == 0:
             log.warning("this run is complete at step %d; HOLDFAST_RESUME=never starts it anew", loop.step)
 

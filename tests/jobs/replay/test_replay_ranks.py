@@ -68,6 +68,22 @@ def test_a_loop_on_accelerate_with_two_ranks(plain, tmp_path, place):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize(("place", "rank", "best"), [("step 8", 0, "all"), ("optimizer 14", 1, "rank 0")])
+def test_copies_and_pickles_of_what_is_trained_are_the_scripts_own(plain, tmp_path, place, rank, best):
+    """An average that is called inside a step, the best model so far, and files of whole objects."""
+    fault = {"at": place, "rank": rank}
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_copies", 2, [fault], {"BEST": best}))
+
+
+def test_the_best_model_so_far_after_an_error(plain, tmp_path):
+    """It was copied since the last look at what the script has made."""
+    spec = drill.Spec(str(tmp_path / "run"), "plain_copies", 1, [{"at": "backward 15", "action": "RAISE"}])
+    spec.env["BEST"] = "all"
+    assert plain.run(spec).codes == [1]
+    go_on(plain, spec)
+
+
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("place", "rank", "step"), [("backward 20", 1, 9), ("backward 20", 0, 9), ("evaluation 2", 0, 6)]
 )

@@ -181,7 +181,7 @@ class Fit:
         # The reporter asks at once, before this fit knows its steps.
         steps.engine = host.start(steps, lambda: self._progress(steps))
         steps.saver = host.saver
-        steps.hook(forward=host.session.world > 1 and self.settings.rescue)
+        steps.hook(backward=host.session.world > 1 and self.settings.rescue)
         self.steps = steps
         self._max_steps = trainer.max_steps
         if self._resuming and 0 < self._max_steps <= steps.step:

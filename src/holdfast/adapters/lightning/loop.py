@@ -29,6 +29,7 @@ from holdfast.recorder.blackbox import BlackBox, Record
 from holdfast.recorder.boxes import BOUNDARY
 from holdfast.runtime.session import Place
 from holdfast.torch import rng
+from holdfast.torch.backward import BeforeBackward
 from holdfast.torch.capture import _archived
 from holdfast.torch.loop import Loop, _record_of
 from holdfast.torch.state import Objects, rank_file, total_bytes, tree_image
@@ -77,11 +78,10 @@ class Steps(Loop):
 
     # ------------------------------------------------------------------ called by the training thread
 
-    def hook(self, *, forward: bool) -> None:
+    def hook(self, *, backward: bool) -> None:
         """As :class:`Loop`, but for the optimizers: Lightning runs forward and backward inside of their step."""
-        if forward:
-            for model in self.objects.models.values():
-                self._hooks.append(model.register_forward_hook(self._after_forward))
+        if backward:
+            self._hooks.append(BeforeBackward(self._before_backward))
 
     def before_update(self) -> None:
         """Gradients are there, and the optimizer is about to change the weights."""

@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
+from inspect import CO_OPTIMIZED
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -34,6 +35,9 @@ _VISITS = 100_000
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STEP = f"{_TORCH}optim/optimizer.py"
 """It holds what ``optimizer.step(closure)`` is about to return."""
+
+_NOBODY_ELSE = 3
+"""References to a dictionary that a frame and one variable of ours hold, and the call that counts."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _SKIPPED = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType, FrameType)
@@ -65,7 +69,7 @@ class Frames:
         found: Found = {}
         visited: set[int] = set()
         for number, one in enumerate(reversed(list(_script_frames(frame)))):
-            for name, value in list(one.f_locals.items()):
+            for name, value in _variables(one).items():
                 if not name.startswith("__"):
                     self._walk(value, f"{number} {one.f_code.co_qualname} {name}", 0, found, visited, known)
         return found
@@ -145,6 +149,17 @@ def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
         if name == _STEP or not name.startswith((_TORCH, _OURS)):
             yield frame
         frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """What the variables of a frame hold. CPython keeps the dictionary that it makes of them as long as the frame runs,
+    and with it what the variables no longer hold, the logits of the first step say: it is emptied, unless the script
+    has it too, from ``locals()``."""
+    there = frame.f_locals
+    held = dict(there)
+    if frame.f_code.co_flags & CO_OPTIMIZED and type(there) is dict and sys.getrefcount(there) <= _NOBODY_ELSE:
+        there.clear()
+    return held
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,8 @@ is of the last one.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sys
 import threading
@@ -28,6 +30,7 @@ from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.runtime.session import Place
 from holdfast.staging.images import TensorImage
 from holdfast.torch import rng
+from holdfast.torch.backward import BeforeBackward
 from holdfast.torch.codec import encode
 from holdfast.torch.data.batches import Batches, _generators
 from holdfast.torch.loop import Loop, _record_of
@@ -93,6 +96,8 @@ class Followed(Loop):
         """What the save that is under way cannot hold exactly."""
         self.behind = False
         """Whether the last point is not where the loop is now."""
+        self._version = -1
+        """Of the registry, as the script's objects were looked at."""
         self._baseline: dict[str, Any] | None = None
         self._point = (AFTER, 0, 0, 0, 0, 0)
         """Side, events and their digest, step, reads and passes."""
@@ -108,7 +113,16 @@ class Followed(Loop):
 
     def adopt(self) -> None:
         """Look at what the script has made so far: from now on that is the state."""
-        self.unhook()
+        dirty = self.dirty
+        self._begin_change()
+        try:
+            self._adopt()
+        finally:
+            self.dirty = dirty
+
+    def _adopt(self) -> None:
+        self._version = self.registry.version
+        self._forget_copies()
         self.objects = self.registry.objects(self.rank, incremental=self._incremental)
         self.objects.check()
         self._tracked = self.objects.tracked
@@ -116,12 +130,22 @@ class Followed(Loop):
             self.saver.replicated = not self.objects.sharded
         models = self.objects.models.values()
         self.main = next(iter(models), None)
-        if self._rescue and not self._alone:
-            self._hooks += [model.register_forward_hook(self._after_forward) for model in models]
+        if self._rescue and not self._alone and not self._hooks:
+            self._hooks.append(BeforeBackward(self._before_backward))
         self.watch_buffers()
         if self._baseline is None:
             self._baseline = self._plain()
         self._size = 3 * sum(value.nbytes for model in models for value in (*model.parameters(), *model.buffers()))
+
+    def _forget_copies(self) -> None:
+        """Let go of models that nobody else holds, such as the best one before there was a better one: how many there
+        are must be as in a replay, which does not hold them. DDP's are in cycles."""
+        objects = self.objects
+        trained = {name: model for name, model in objects.models.items() if self.registry.is_trained(model)}
+        objects.models = trained
+        objects.gradient_orders = {name: one for name, one in objects.gradient_orders.items() if name in trained}
+        if len(trained) < len(self.registry.roots()):
+            gc.collect()
 
     def note(self, side: int, *, rarely: bool = False, random: bool = True) -> None:
         """This is a point. ``rarely``: one at which the script may stay for long, an evaluation say. ``random``: note
@@ -263,6 +287,9 @@ class Followed(Loop):
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         # At the end of a run the last point is behind: what comes after it runs again if the run is started again.
         self._exact = at_boundary and not self.over and not self.behind
+        if not self._exact and self._version not in (-1, self.registry.version):
+            with contextlib.suppress(StateError):
+                self._adopt()  # the script has copied a model since; it does not train now, or another thread saves
         files = super().files(live=live, at_boundary=self._exact)
         self.lost = files.inexact if isinstance(files.inexact, list) else []
         behind = self.resting and self._variables is None and self.broken is None
@@ -331,7 +358,8 @@ class Followed(Loop):
     def put_attributes(self, attributes: dict[str, Any]) -> None:
         for where, value in attributes.items():
             model, path, key = where.split("/", 2)
-            vars(self.objects.models[model].get_submodule(path))[key] = value
+            if model in self.objects.models:
+                vars(self.objects.models[model].get_submodule(path))[key] = value
 
     def _part_of(self, rank: int, step: int) -> list[TensorImage] | None:
         """Another rank's part, from what it left on this machine. What died with it is named in ``lost``."""

@@ -67,6 +67,11 @@ class Registry:
         self.note("optimizer", optimizer)
         return len(self._others["optimizer"]) - 1
 
+    def is_trained(self, model: torch.nn.Module) -> bool:
+        """Whether an optimizer has one of its parameters."""
+        trained = {id(parameter) for parameter in self.parameters()}
+        return any(id(parameter) in trained for parameter in model.parameters())
+
     def roots(self) -> list[torch.nn.Module]:
         """Modules with a state that are no part of another; those that are trained first."""
         modules = [module for ref in self._modules if (module := ref()) is not None and "_modules" in vars(module)]

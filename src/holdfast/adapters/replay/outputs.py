@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -80,8 +81,10 @@ class Outputs:
 
     @staticmethod
     def save(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(*_: Any, **__: Any) -> None:
-            """Write nothing."""
+        def save(*args: Any, **options: Any) -> None:
+            """Write nothing, but for what stays in memory: pickling a tensor is that too."""
+            if any(isinstance(one, io.BytesIO) for one in (*args, *options.values())):
+                original(*args, **options)
 
         return save
 

@@ -11,6 +11,7 @@ from holdfast.adapters.replay.loaders import kind_of
 from holdfast.adapters.replay.loop import Followed, Pass
 from holdfast.adapters.replay.outputs import clone_batch
 from holdfast.adapters.replay.trace import Trace
+from holdfast.base.attached import attach, attached
 from holdfast.torch.data.batches import Batches
 from holdfast.torch.data.stateful import is_stateful_dataloader
 from holdfast.torch.data.workers import loader_like
@@ -98,10 +99,10 @@ def plain_view(loader: Any) -> Any:
     own = ("_get_iterator", "_auto_collation", "_index_sampler")
     if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in own):
         return loader
-    view = vars(loader).get(_VIEW)
+    view = attached(loader, _VIEW)
     if view is None:
-        view = vars(loader)[_VIEW] = loader_like(loader, DataLoader, {})
-        vars(view).pop(_VIEW, None)
+        view = loader_like(loader, DataLoader, {})
+        attach(loader, _VIEW, view)
     return view
 
 

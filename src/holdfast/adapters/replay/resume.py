@@ -155,7 +155,7 @@ class Replay:
         self.end()
         loop.seen.arrive(self.saved["point"]["seen"])
         loop.adopt()
-        self._load(loop.objects)
+        self._load(loop.objects, loop.rank)
         loop.put_attributes(self.run["follow"]["attributes"])
         self._put_gradients(loop.objects)
         closed = loop.closed_loaders()
@@ -189,15 +189,17 @@ class Replay:
             seconds = time.monotonic() - self._began
             log.info("replayed %d steps in %.1f s, training goes on", self.step, seconds)
 
-    def _load(self, objects: Objects) -> None:
+    def _load(self, objects: Objects, rank: int) -> None:
         names = sorted((*objects.models, *objects.optimizers, *objects.small))
         before = sorted(self.run["follow"]["names"])
-        if names != before:
+        copies = self._copies(objects, set(names) ^ set(before), rank)
+        if names != before and not copies:
             raise astray(f"it has made {', '.join(names)} up to here, and the run had made {', '.join(before)}")
         # Saved elsewhere than at the point, schedulers and what they set may be further than the point is. The replay
         # has brought them there.
         settings: dict[str, list[dict[str, Any]]] = {}
-        small = dict(objects.small)
+        small, models = dict(objects.small), dict(objects.models)
+        objects.models = {name: model for name, model in models.items() if name not in copies}
         if not self.saved["exact"]:
             schedulers = torch.optim.lr_scheduler.LRScheduler
             objects.small = {name: one for name, one in objects.small.items() if not isinstance(one, schedulers)}
@@ -210,10 +212,34 @@ class Replay:
         except (StateError, ValueError, RuntimeError, KeyError) as error:
             raise astray(f"what it has made does not fit what was saved ({error})") from error
         finally:
-            objects.small = small
+            objects.small, objects.models = small, models
         for name, groups in settings.items():
             for group, values in zip(objects.optimizers[name].param_groups, groups, strict=True):
                 group.update(values)
+
+    def _copies(self, objects: Objects, different: set[str], rank: int) -> set[str]:
+        """Models that this rank, or rank 0, which saves them for all, has beside those that are trained; none if more
+        than these is different.
+
+        Copies that were made or dropped after the point are made by what follows it and runs again."""
+        if (self.saved["exact"] and rank == 0) or not all(name.startswith("model_") for name in different):
+            return set()
+        trained = {
+            id(parameter)
+            for optimizer in objects.optimizers.values()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        mine = sorted(different & objects.models.keys())
+        if any(id(parameter) in trained for name in mine for parameter in objects.models[name].parameters()):
+            return set()
+        if mine and self.saved["exact"]:
+            log.warning(
+                "rank %d has %s, and rank 0, which saves models for all, had not: what was in it is lost",
+                rank,
+                " and ".join(mine),
+            )
+        return different
 
     def _put_gradients(self, objects: Objects) -> None:
         """None, or zeros where there were gradients: the script is about to clear them."""

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from holdfast.base.attached import attach, attached, detach
 from holdfast.recorder.blackbox import BlackBox, read_box
 from holdfast.recorder.boxes import BOUNDARY
 from holdfast.torch import rng
@@ -175,7 +176,7 @@ def iterate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterato
     """``DataLoader.__iter__`` while a Trainer trains; accelerate's loaders call it by name."""
 
     def __iter__(self: Any) -> Iterator[Any]:
-        open_pass = vars(self).get(_OPEN)
+        open_pass = attached(self, _OPEN)
         return original(self) if open_pass is None else open_pass()
 
     return __iter__
@@ -183,13 +184,13 @@ def iterate(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterato
 
 def _divert(loader: Any, open_pass: Callable[[], Iterator[Any]]) -> None:
     """Let whoever iterates ``loader``, or the loader that accelerate made of it, get what ``open_pass`` returns."""
-    vars(getattr(loader, "base_dataloader", loader))[_OPEN] = open_pass
+    attach(getattr(loader, "base_dataloader", loader), _OPEN, open_pass)
 
 
 def _plain(loader: Any) -> Any:
     """A loader like the one that the script made, which is not diverted."""
     plain = loader_like(getattr(loader, "base_dataloader", loader), DataLoader, {})
-    vars(plain).pop(_OPEN, None)
+    detach(plain, _OPEN)
     return plain
 
 
@@ -199,7 +200,7 @@ def shield_workers(loader: Any) -> Any:
     DataLoader raises in the main thread, wherever that is, when a worker dies: in the middle of a save, too.
     """
     base = getattr(loader, "base_dataloader", loader)
-    if type(base) is DataLoader and base.num_workers > 0 and _OPEN not in vars(base):
+    if type(base) is DataLoader and base.num_workers > 0 and attached(base, _OPEN) is None:
         plain = _plain(loader)
         _divert(loader, lambda: Batches(plain))
     return loader

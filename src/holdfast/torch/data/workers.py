@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from holdfast.base.attached import attach, attached, detach
 from holdfast.errors import StateError
 
 _ORPHAN_CHECK_S = 5.0
@@ -407,7 +408,7 @@ def replaced(states: list[RandomState | None], worker: int, state: RandomState) 
 
 def kept(loader: Any) -> Any:
     """What :func:`keep` left, or None."""
-    return getattr(loader, "__dict__", {}).get(_KEPT)
+    return attached(loader, _KEPT)
 
 
 def keep(loader: Any, holder: Any) -> None:
@@ -417,14 +418,14 @@ def keep(loader: Any, holder: Any) -> None:
     if ``collate_fn`` or the dataset refers to it.
     """
     if holder is None:
-        vars(loader).pop(_KEPT, None)
+        detach(loader, _KEPT)
     else:
-        vars(loader)[_KEPT] = holder
+        attach(loader, _KEPT, holder)
 
 
 def loader_like(loader: Any, kind: type, changes: dict[str, Any]) -> Any:
     """A ``kind`` of loader with the attributes of ``loader`` and ``changes``, which DataLoader would refuse to set."""
     like: Any = object.__new__(kind)
     vars(like).update(vars(loader), **changes)
-    vars(like).pop(_KEPT, None)
+    detach(like, _KEPT)
     return like
