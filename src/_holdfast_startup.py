@@ -35,6 +35,9 @@ TRIGGERS = {
 started = False
 """Whether ``holdfast.pth`` was read."""
 
+FOLDER: "str | None" = None
+"""The working folder that the process was started in."""
+
 REQUIRE = "require"
 """Value of ``HOLDFAST_ENABLED`` that refuses to train unprotected."""
 
@@ -73,10 +76,14 @@ def acts(adapter: str, environ: "Mapping[str, str]" = os.environ) -> bool:
 
 def start() -> None:
     """Called by ``holdfast.pth``."""
-    global started
+    global started, FOLDER
     started = True
     if os.environ.get(ENABLED, "").strip().lower() in _FALSE:
         return
+    try:
+        FOLDER = os.getcwd()
+    except OSError:  # it has been removed
+        FOLDER = None
     for name in TRIGGERS:
         if name in sys.modules:
             _imported(name, sys.modules[name])

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import _holdfast_startup
 from tests.kit import python_path
 
 # ---------------------------------------------------------------------- in the server
@@ -120,6 +121,7 @@ def _fork(
         os.setsid()
         if request["folder"]:
             os.chdir(request["folder"])
+            _holdfast_startup.FOLDER = os.getcwd()  # as if the process had been started here
         mine = request["ranks"][rank]
         for number, name in ((1, mine["stdout"]), (2, mine["stderr"])):
             opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

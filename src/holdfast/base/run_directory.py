@@ -9,6 +9,8 @@ import hashlib
 import os
 import sys
 
+import _holdfast_startup
+
 JOURNAL = "journal.jsonl"
 ATTEMPT = "attempt.json"
 """Who runs, or ran last: token, ranks with their processes."""
@@ -18,10 +20,23 @@ CONTROL = "control.json"
 """What a person asked of the launcher: pause or resume."""
 
 
+def start_folder() -> str:
+    """The working folder that this process was started in. A script may leave it, as hydra does, for a dated one."""
+    child = sys.modules.get("multiprocessing.process")
+    if child is not None and child.parent_process() is not None:
+        return str(child.ORIGINAL_DIR)  # that of the process at the top
+    return str(_holdfast_startup.FOLDER or os.getcwd())
+
+
 def default_location() -> str:
-    """``holdfast-runs/<script name>`` in the working folder."""
+    """``holdfast-runs/<script name>`` in the folder that the script was started in."""
     script = os.path.splitext(os.path.basename(sys.argv[0] or ""))[0] or "python"
-    return os.path.join("holdfast-runs", script.lstrip("-") or "python")
+    location = os.path.join("holdfast-runs", script.lstrip("-") or "python")
+    try:
+        moved = os.getcwd() != start_folder()
+    except OSError:  # the working folder has been removed
+        moved = True
+    return os.path.join(start_folder(), location) if moved else location
 
 
 def home_of(location: str) -> str:

@@ -27,6 +27,7 @@ from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source
 from holdfast.progress import Checkpointing, Progress, ProgressFile, read_journal
 from holdfast.runtime.environment import surroundings
 from holdfast.runtime.session import Load, Place, Session, announce, open_session, resume, withdraw
+from holdfast.runtime.unfinished import Command
 from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint
 
@@ -39,13 +40,16 @@ log = logging.getLogger("holdfast")
 class Host:
     """The framework-free part of an adapter."""
 
-    def __init__(self, settings: Settings, place: Place, *, announced: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, place: Place, *, announced: bool = True, command: Command | None = None
+    ) -> None:
         """Take the location; all ranks call this together.
 
+        ``command``: tells this run from others where the script names the location; see :mod:`.unfinished`.
         ``announced``: it is certain that the training is here. Otherwise :meth:`announce` comes later, or never.
         """
         self.settings = settings
-        self.session: Session = open_session(settings, place)
+        self.session: Session = open_session(settings, place, command)
         self.checkpoint: Checkpoint | None = None
         """What this attempt goes on from; None: from scratch."""
         self.saver: Saver | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, StoreError
 from holdfast.progress import Journal, read_journal
 from holdfast.recorder.boxes import folder, forget_old, last_step
+from holdfast.runtime.unfinished import Command
 from holdfast.store import Backend, open_backend
 from holdfast.store.checkpoints import Checkpoint, clean, open_checkpoint, whole
 from holdfast.store.local import LOCK, LocalBackend, write_durable
@@ -61,6 +63,7 @@ class Session:
     process_started: float
     made: tuple[str, ...]
     """Folders that were not there before, the innermost first; on rank 0."""
+    command: Command | None = None
 
     @property
     def box_folder(self) -> str:
@@ -73,10 +76,17 @@ class Session:
         return os.path.abspath(self.settings.progress_file or os.path.join(beside, "training_progress.json"))
 
 
-def open_session(settings: Settings, place: Place) -> Session:
-    """Meet the other ranks. Rank 0 takes the location for this run; if it cannot, all ranks raise the same error."""
+def open_session(settings: Settings, place: Place, command: Command | None = None) -> Session:
+    """Meet the other ranks. Rank 0 takes the location for this run; if it cannot, all ranks raise the same error.
+
+    ``command``: for a location that the script names; that of rank 0 is the location of all ranks then.
+    """
     rank, world, board = place.rank, place.world, place.board
     location = settings.dir or default_location()
+    if rank == 0:
+        board.put_once("location", location.encode())
+    elif command is not None:
+        location = _wait(board, "location").decode()  # a name with the time in it is another one on each rank
     home = home_of(location)
     backends = [open_backend(location)]
     if settings.fallback:
@@ -110,6 +120,7 @@ def open_session(settings: Settings, place: Place) -> Session:
         journal=journal,
         process_started=_process_started(),
         made=tuple(identity["made"]) if rank == 0 else (),
+        command=command,
     )
 
 
@@ -184,6 +195,7 @@ def announce(session: Session) -> None:
         "kill_wait": session.settings.kill_wait,
         "grace_period": session.settings.grace_period,
         "started": session.process_started,
+        "command": dataclasses.asdict(session.command) if session.command is not None else None,
     }
     write_durable(path, json.dumps(content, indent=1).encode())
     if launcher := os.environ.get("HOLDFAST_ANNOUNCE"):  # holdfast run wants to know where its script saves

@@ -211,6 +211,24 @@ class LocalSink(Sink):
             self._close()
 
 
+def is_in_use(root: str) -> bool:
+    """True if a process, on this machine or another, writes into the location."""
+    root = os.path.realpath(root)
+    if _HELD.get(root) == os.getpid():
+        return True
+    try:
+        fd = os.open(os.path.join(root, HOME, LOCK), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
 class LocalBackend(Backend):
     """A folder that holds ``checkpoint-<step>/`` folders."""
 

@@ -22,6 +22,7 @@ from holdfast.config import Settings
 from holdfast.engine.engine import Engine
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.runtime.host import Host
+from holdfast.runtime.unfinished import Command
 from holdfast.store.manifest import Manifest, checkpoint_name
 from holdfast.torch.ranks import torch_place
 
@@ -32,7 +33,13 @@ class Attempt:
     """State and duties of one call of ``train``."""
 
     def __init__(
-        self, trainer: Any, settings: Settings, resume_from_checkpoint: Any, trial: Any, ignore_keys: Any
+        self,
+        trainer: Any,
+        settings: Settings,
+        resume_from_checkpoint: Any,
+        trial: Any,
+        ignore_keys: Any,
+        command: Command | None = None,
     ) -> None:
         self.trainer = trainer
         self.trial = trial
@@ -41,7 +48,9 @@ class Attempt:
         self.asked = resume_from_checkpoint
         self.explicit = os.fspath(self.asked) if isinstance(self.asked, str | os.PathLike) else None
         self.sharded = bool(trainer.is_fsdp_enabled)
-        self.host = Host(self.settings, torch_place())
+        self.host = Host(self.settings, torch_place(), command=command)
+        if command is not None:
+            self._stay_in(self.host.session.location)
         self.start = Start()
         self.loop: TrainerLoop
         self.keeper: Keeper
@@ -53,6 +62,14 @@ class Attempt:
         return self.host.engine
 
     # ------------------------------------------------------------------ the start
+
+    def _stay_in(self, location: str) -> None:
+        """The run began in another folder than the script has named now: what the Trainer writes goes there too."""
+        args = self.trainer.args
+        folder, _, number = location.rpartition("/train-")
+        folder = folder if number.isdigit() else location
+        if os.path.realpath(folder) != os.path.realpath(args.output_dir):
+            args.output_dir = folder
 
     def begin(self) -> None:
         """Choose where to start, and start the engine."""

@@ -11,6 +11,7 @@ from holdfast.adapters.transformers.feed import calm
 from holdfast.adapters.transformers.watch import FinishedBefore, Watch
 from holdfast.config import Settings
 from holdfast.errors import Preempted
+from holdfast.runtime.unfinished import Command, location_of_run
 
 _finished: dict[str, int] = {}
 """Number of training runs in a location that this process has seen the end of."""
@@ -20,8 +21,8 @@ def run(
     trainer: Any, resume_from_checkpoint: Any, trial: Any, ignore_keys: Any, train: Callable[[str | None], Any]
 ) -> Any:
     """Train, resuming from the newest checkpoint. ``train``: the Trainer's own, given the folder to resume from."""
-    settings, location = _settings(trainer)
-    attempt = Attempt(trainer, settings, resume_from_checkpoint, trial, ignore_keys)
+    settings, location, command = _settings(trainer)
+    attempt = Attempt(trainer, settings, resume_from_checkpoint, trial, ignore_keys, command)
     crashed = False
     try:
         attempt.begin()
@@ -55,12 +56,17 @@ def _report(attempt: Attempt, error: BaseException) -> None:
         raise Preempted(attempt.settings.exit_code, step, notice) from error
 
 
-def _settings(trainer: Any) -> tuple[Settings, str]:
-    """The settings of this call, and the location as the script knows it."""
+def _settings(trainer: Any) -> tuple[Settings, str, Command | None]:
+    """The settings of this call, the location as the script knows it, and what tells a run whose folder is dated."""
     settings = Settings.load()
-    asked = location = settings.dir or trainer.args.output_dir
+    asked = settings.dir or trainer.args.output_dir
+    location, command = asked, None
+    if settings.dir is None:
+        command = Command.of_this_process({**trainer.args.to_dict(), "model": type(trainer.model).__name__})
+        if trainer.args.process_index == 0:
+            location = location_of_run(asked, settings, command)
     finished = _finished.get(asked, 0)
     if finished:
         # A second training in the same place is another run: it must not take the first one's end for its own.
-        location = f"{asked.rstrip('/')}/train-{finished + 1}"
-    return settings.replace(dir=location, enabled=True), asked
+        location = f"{location.rstrip('/')}/train-{finished + 1}"
+    return settings.replace(dir=location, enabled=True), asked, command
