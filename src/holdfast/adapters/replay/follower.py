@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.adapters.replay.events import Events
+from holdfast.adapters.replay.folders import dated_folders, link_to
 from holdfast.adapters.replay.hooks import Hooks
 from holdfast.adapters.replay.loop import Followed
 from holdfast.adapters.replay.provenance import Birth
@@ -257,10 +258,12 @@ class Follower(Events):
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)
         if self._replay is not None:
             self._replay.begin(self.loop, self._birth)
+            if host.rank == 0:
+                link_to(self.loop.birth.get("folders", {}))
             self.replaying = True
         else:
             self.loop.start = rng.capture()
-            self.loop.birth = self._birth.content(self.loop.start)
+            self.loop.birth = {**self._birth.content(self.loop.start), "folders": dated_folders()}
             self._birth.leave()
             for order in self.registry.orders():
                 order.watch()
