@@ -162,3 +162,12 @@ class Hooks:
             return original(module, *args, **kwargs)
 
         return call
+
+    def first_functional_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._call is not None and self._watcher.first_act(training=False):
+                self.forget_first_call()
+                return torch.nn.utils.stateless._functional_call(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return call

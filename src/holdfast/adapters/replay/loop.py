@@ -37,6 +37,8 @@ from holdfast.torch.loop import Loop, _record_of
 from holdfast.torch.state import Objects, rank_file, read_tree, tree_image, write_tree
 
 _ABSENT = object()
+_MOST_GRADIENTS = 64 << 20
+"""Bytes of gradients that a checkpoint holds for each rank: of those that the script has not cleared yet."""
 _LARGEST = 256 << 20
 """Bytes of a batch that a checkpoint holds for each rank. A larger one is fetched again."""
 
@@ -275,6 +277,7 @@ class Followed(Loop):
                 "table": table_of(self.trace.table[:passes]),
                 "seen": self.seen.content(),
                 "variables": self._variables_now(),
+                "gradients": self._gradients(),
                 "fetches": self.fetches,
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and fits(held)},
                 "generators": generators,
@@ -340,6 +343,19 @@ class Followed(Loop):
         names = [*self.objects.models, *self.objects.optimizers, *self.objects.small]
         follow = {"version": VERSION, "gradients": gradients, "names": names, "attributes": self._attributes()}
         return {**super()._run_tree(step, own), "follow": follow}
+
+    def _gradients(self) -> dict[str, list[torch.Tensor | None]]:
+        """Gradients as they are at the point, by optimizer, for a script that reads them or adds to them after it."""
+        if not self._exact:
+            return {}
+        found = {
+            name: [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+            for name, optimizer in self.objects.optimizers.items()
+        }
+        there = [grad for grads in found.values() for grad in grads if grad is not None]
+        if any(type(grad) is not torch.Tensor or grad.layout != torch.strided for grad in there):
+            return {}
+        return found if sum(grad.nbytes for grad in there) <= _MOST_GRADIENTS else {}
 
     def _attributes(self) -> dict[str, Any]:
         """Plain attributes of modules that have changed, such as a count of calls: a replay does not call them."""

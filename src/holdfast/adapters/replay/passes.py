@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from holdfast.adapters.replay.loaders import kind_of
 from holdfast.adapters.replay.loop import Followed, Pass
-from holdfast.adapters.replay.outputs import clone_batch
+from holdfast.adapters.replay.nested import clone_batch
 from holdfast.adapters.replay.trace import Trace
 from holdfast.base.attached import attach, attached
 from holdfast.torch.data.batches import Batches

@@ -111,6 +111,12 @@ TORCH = PatchSet(
             scope="first call",
             direct=True,
         ),
+        Patch(
+            target="torch.nn.utils.stateless:_functional_call",
+            wrap="first_functional_call",
+            why="the loop begins",
+            scope="first call",
+        ),
         *(
             Patch(
                 target=f"torch._tensor:Tensor.{name}",
@@ -127,6 +133,12 @@ TORCH = PatchSet(
             why="a replay computes nothing",
             scope="answer",
             direct=True,
+        ),
+        Patch(
+            target="torch.nn.utils.stateless:_functional_call",
+            wrap="functional_call",
+            why="a module that is given its parameters leads backward to them",
+            scope="answer",
         ),
         Patch(
             target="torch.autograd:grad",
@@ -161,6 +173,10 @@ TORCH = PatchSet(
         Reads("torch.nn.modules.module:Module._parameters"),
         Reads("torch.nn.modules.module:Module._buffers"),
         Reads("torch._tensor:Tensor._version"),
+        Reads("torch._tensor:Tensor._backward_hooks"),
+        Reads("torch._tensor:Tensor._post_accumulate_grad_hooks"),
+        Reads("torch.autograd:Variable._execution_engine"),
+        Reads("torch._C:_are_functorch_transforms_active"),
         Reads("torch.amp.grad_scaler:_refresh_per_optimizer_state"),
         Reads("torch.amp.grad_scaler:GradScaler._per_optimizer_states"),
         Reads("torch.utils.data.dataloader:DataLoader._get_iterator"),

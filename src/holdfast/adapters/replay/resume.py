@@ -242,9 +242,12 @@ class Replay:
         return different
 
     def _put_gradients(self, objects: Objects) -> None:
-        """None, or zeros where there were gradients: the script is about to clear them."""
+        """None, or what they were. Those that no checkpoint holds become zeros: the script is about to clear them."""
         for name, there in self.run["follow"]["gradients"].items():
             optimizer = objects.optimizers[name]
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for parameter, flag in zip(parameters, there, strict=True):
+            values = self.saved.get("gradients", {}).get(name) or [None] * len(parameters)
+            for parameter, flag, value in zip(parameters, there, values, strict=True):
                 parameter.grad = torch.zeros_like(parameter) if flag == "1" else None
+                if parameter.grad is not None and value is not None:
+                    parameter.grad.copy_(value)
