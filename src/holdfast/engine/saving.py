@@ -46,7 +46,9 @@ MARGIN_S = 0.75
 """Left between the last moment of a save and the deadline, for the way out of the process."""
 _FALLBACK_S = 2.0
 """Left to the next location beyond what a save there is expected to take: a guess, often, or measured once."""
-_HEIR = "heir"
+_HEIR, _HERE, _WANTED = "heir", "here-", "wanted-"
+_OFFER_S = 0.5
+"""How long an heir lets a rank of its machine that lives offer its part, before it takes it from the black box."""
 _PERIODIC_LIMIT_S = 600.0
 
 
@@ -302,14 +304,26 @@ class Saver:
         backend.begin(save.name)
         leads = self._claim(backend, save) if save.claimed else self.rank == 0
         if save.claimed and not leads and self._is_near(self._heir(backend, save)):
-            return self._await_commit(attempt, save, files)  # the heir takes this rank's part from its black box
+            # The heir asks for this rank's part, or takes it from the black box: it alone decides, so that no file has
+            # two writers. An offer that is withdrawn is never met.
+            self._say(backend, save, _HERE, self.rank)
+            try:
+                return self._await_commit(attempt, save, files)
+            except BaseException:
+                with contextlib.suppress(StoreError):
+                    self._say(backend, save, _HERE, self.rank, token="")
+                raise
         images = [*files.own(), *(files.shared() if leads else ())]
         entries = self._put(attempt, save, images)
         if not leads:
-            part = {"token": self.token, "files": [entry.as_dict() for entry in entries]}
-            backend.put_part(save.name, f"rank-{self.rank:05d}", json.dumps(part).encode())
+            self._hand_in(backend, save, entries)
             return self._await_commit(attempt, save, files)
         return self._lead(attempt, save, files, entries, began)
+
+    def _hand_in(self, backend: Backend, save: Save, entries: Sequence[FileEntry]) -> None:
+        """Tell the leader what this rank has written."""
+        part = {"token": self.token, "files": [entry.as_dict() for entry in entries]}
+        backend.put_part(save.name, f"rank-{self.rank:05d}", json.dumps(part).encode())
 
     def _claim(self, backend: Backend, save: Save) -> bool:
         """Try to become the one that leads this save."""
@@ -394,9 +408,12 @@ class Saver:
         """Add the other ranks' files; returns what could not be had exactly."""
         backend, limit = attempt.backend, attempt.limit
         missing = set(range(self.world)) - {self.rank}
+        asked: set[int] = set()
         pause = 0.005
+        began = time.monotonic()
         while missing:
-            for part, data in backend.read_parts(save.name).items():
+            parts = backend.read_parts(save.name)
+            for part, data in parts.items():
                 rank = int(part.removeprefix("rank-")) if part.startswith("rank-") else -1
                 content = json.loads(data)
                 if rank in missing and content["token"] == self.token:
@@ -407,7 +424,15 @@ class Saver:
                 if rank in missing and (save.deadline is None or not attempt.is_last):
                     raise StoreError(f"rank {rank} could not write its part of step {save.step}: {why}")
             late = limit.passed(reserve_s=1.0) and save.deadline is not None
+            offers = save.claimed and not late and time.monotonic() - began < _OFFER_S
             for rank in sorted(missing):
+                offered = save.claimed and self._is_said(parts, _HERE, rank)
+                if offered and rank not in asked:
+                    asked.add(rank)
+                    self._say(backend, save, _WANTED, rank)
+                may_write = offered or (offers and rank in self.peers)
+                if may_write and rank not in failed and not self._is_dead(rank):
+                    continue
                 if save.claimed or late or rank in failed or self._is_dead(rank):
                     images = files.of(rank) if self.replicated else None
                     if images is not None:
@@ -428,6 +453,15 @@ class Saver:
             raise StoreError(f"the part of rank {min(missing)} is missing and no other rank holds a copy of it")
         return [f"the random state and data position of rank {rank} are lost" for rank in sorted(missing)]
 
+    def _say(self, backend: Backend, save: Save, kind: str, rank: int, token: str | None = None) -> None:
+        word = {"token": self.token if token is None else token}
+        backend.put_part(save.name, f"{kind}{rank:05d}", json.dumps(word).encode())
+
+    def _is_said(self, parts: Mapping[str, bytes], kind: str, rank: int) -> bool:
+        """Whether this attempt has left such a word for, or of, a rank."""
+        data = parts.get(f"{kind}{rank:05d}")
+        return data is not None and json.loads(data)["token"] == self.token
+
     def dead_peers(self) -> list[int]:
         """Ranks of this machine that are gone."""
         return [rank for rank in self.peers if rank != self.rank and self._is_dead(rank)]
@@ -439,8 +473,13 @@ class Saver:
         """Wait for the leader's commit; take over from rank 0 if it is seen to be dead or to have failed."""
         backend = attempt.backend
         pause = 0.005
+        asked = False
         while True:
-            heir = self._heir(backend, save)
+            parts = backend.read_parts(save.name)
+            heir = dict(json.loads(parts[_HEIR])) if _HEIR in parts else None
+            if not asked and self._is_said(parts, _WANTED, self.rank):
+                asked = True
+                self._hand_in(backend, save, self._put(attempt, save, files.own()))
             leader = int(heir["rank"]) if heir else 0
             error = attempt.failures().get(leader)
             dead = self._is_dead(leader)

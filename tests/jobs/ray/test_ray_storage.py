@@ -81,6 +81,24 @@ def test_ours_counts_if_it_is_at_least_as_new_as_the_scripts_own(run: Run) -> No
     assert run.origin(first) == Origin(run.root, None, 10)
 
 
+def test_after_a_failure_of_its_own_the_script_begins_with_its_own(run: Run) -> None:
+    """And what is saved after that counts again, until it fails once more."""
+    assert not run.reports.any()
+    make_checkpoint(run.root, 15)
+    first = run.report("checkpoint_1", Note(None, 10))
+    assert run.reports.any()
+    run.reports.write_failures(run.origin(first).failures + 1)
+    location = f"{run.root}/after-failure-1/from-checkpoint_1"
+    assert run.origin(first) == Origin(location, "checkpoint_1", failures=1)
+    make_checkpoint(location, 5)
+    assert run.origin(first) == Origin(location, "checkpoint_1", 5, failures=1)
+    second = run.report("checkpoint_2", Note("checkpoint_1", 4, 1))
+    assert run.origin(second) == Origin(location, "checkpoint_1", 5, failures=1)
+    run.reports.write_failures(2)
+    assert run.origin(second) == Origin(f"{run.root}/after-failure-2/from-checkpoint_2", "checkpoint_2", failures=2)
+    assert run.origin(second, hand_over=True).failures == 0
+
+
 def test_one_that_was_reported_without_holdfast_is_where_it_begins(run: Run) -> None:
     make_checkpoint(run.root, 9)
     assert run.origin(run.report("checkpoint_1")) == Origin(f"{run.root}/from-checkpoint_1", "checkpoint_1")

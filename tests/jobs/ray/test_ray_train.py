@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.kit import ROOT
 
@@ -267,3 +268,56 @@ def test_the_script_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
         assert ("resuming from" in said) == (name == "preempted")
         sums.append(re.search(r"sum of all parameters: (\S+)", said)[1])
     assert sums[0] == sums[1]
+
+
+def reported(out: Path) -> list[list[Any]]:
+    """Epoch, loss and whether there was a checkpoint, of every report that Ray's callbacks were given."""
+    return [json.loads(line) for line in (out / "reported").read_text().splitlines()]
+
+
+def what_it_restores_to() -> dict[int, Any]:
+    """What ``ray_restores.py`` ends with: its two workers do the same, so one process does it too."""
+    torch.manual_seed(0)
+    x = torch.arange(160, dtype=torch.float32).reshape(40, 4) / 100
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
+    for _ in range(20):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+    state = {name: value.tolist() for name, value in model.state_dict().items()}
+    return {0: state, 1: state}
+
+
+@pytest.mark.parametrize("raising", [("0", "1"), ("1",)], ids=["all ranks", "one rank"])
+@pytest.mark.core
+@pytest.mark.share(2)
+def test_a_function_that_fails_and_restores_itself_does_so_as_ever(
+    cluster: Cluster, tmp_path: Path, raising: tuple[str, ...]
+) -> None:
+    """Its own exception is its own: nothing is replayed, and ``max_failures=1`` is enough."""
+    cluster.at_least(2)
+    job = run(cluster, "ray_restores.py", tmp_path, "--raising", *raising)
+    assert job.result() == what_it_restores_to()
+    assert (tmp_path / "starts-0").read_text().split() == ["0", "2"]
+    assert [(epoch, kept) for epoch, _, kept in reported(tmp_path)] == [(epoch, True) for epoch in range(4)]
+    assert "replaying" not in job.said()
+
+
+@pytest.mark.parametrize("raising", [("0", "1"), ("1",)], ids=["all ranks", "one rank"])
+@pytest.mark.share(2)
+def test_after_a_failure_and_a_preemption_each_report_is_made_once(
+    cluster: Cluster, tmp_path: Path, raising: tuple[str, ...]
+) -> None:
+    """Without checkpoints of its own, what all ranks raise is survived without waiting, and without a loss."""
+    cluster.at_least(2)
+    job = run(cluster, "ray_restores.py", tmp_path, "--own", "0", "--raising", *raising, gates=(13,))
+    pids = job.reach(13)
+    stop(job, pids[0])
+    job.open(13)
+    assert job.result() == what_it_restores_to()
+    assert [epoch for epoch, _, _ in reported(tmp_path)] == [0, 1, 2, 3]
+    rescue, _, final = (event for event in journal(tmp_path) if event["event"] == "commit")
+    assert (rescue["reason"], rescue["step"], final["reason"]) == ("rescue", 10, "final")
+    assert rescue["inexact"] == []
+    assert rescue["since_request_s"] < 15.0

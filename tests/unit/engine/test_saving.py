@@ -202,3 +202,31 @@ def test_a_rescue_does_not_wait_for_the_part_of_a_rank_of_another_machine_that_w
     manifest = saver.write(Save(step=7, reason="rescue", claimed=True, deadline=Deadline.after(20)), files, 2)
     assert 0.3 <= time.monotonic() - began < 15
     assert manifest.inexact == ("the random state and data position of rank 1 are lost",)
+
+
+def test_an_heir_asks_the_ranks_that_live_for_their_parts(tmp_path):
+    """All ranks have failed with one error: each of them knows its part better than what it left on the machine."""
+    backend = LocalBackend(str(tmp_path / "run"))
+
+    def save(rank):
+        journal = Journal(None, run_id="run", attempt=1, rank=rank)
+        saver = Saver(backends=[backend], rank=rank, world=3, run="run", attempt=1, token="t", keep=2, journal=journal)
+        own = BytesImage(f"rank-{rank:05d}.safetensors", b"%d" % rank * 3000)
+        files = Files(own=lambda: [own], shared=lambda: [BytesImage("model", b"m")], of=lambda _: None)
+        manifests[rank] = saver.write(
+            Save(step=7, reason="rescue", claimed=True, deadline=Deadline.after(60)), files, 1
+        )
+
+    manifests: dict = {}
+    ranks = [threading.Thread(target=save, args=(rank,)) for rank in range(3)]
+    began = time.monotonic()
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert time.monotonic() - began < 30  # far from the deadline
+    assert manifests[0] == manifests[1] == manifests[2]
+    (found,) = whole([backend])
+    assert verify(found) == []
+    assert found.manifest.inexact == ()
+    assert len(found.manifest.files) == 4

@@ -1,7 +1,8 @@
 """Behind ``ray.train.report`` and ``ray.train.get_checkpoint`` in a worker: the script's own checkpoints go on as ever.
 
-While the loop is replayed, what it reports was reported before the save, and is not reported again. What
-the training function finds at its start is what it found when its recording began.
+While the loop is replayed, what it reports was reported before the save, and is not reported again. Neither is what
+it reported after the step that was saved: Ray counts the reports of all attempts, and the checkpoint says how many the
+training function had made. What the function finds at its start is what it found when its recording began.
 
 A report is a barrier of all workers. So they must be of one mind which one is the first that is made again: of two
 workers that were saved inside one evaluation, one may have been past a report and the other not.
@@ -38,6 +39,8 @@ class Reporter(Protocol):
     def resuming(self) -> bool: ...
     @property
     def step(self) -> int: ...
+    @property
+    def restarted(self) -> bool: ...
 
 
 class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
@@ -45,19 +48,23 @@ class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
 
     def __init__(self, worker: Reporter) -> None:
         self._worker = worker
-        self._replayed = 0
-        self._left_out = 0
-        """Reports that another worker had made, and this one had not, when they were saved."""
+        self._calls = 0
+        """Reports of the training function, those included that were made before."""
+        self._made = 0
+        """Of these, how many it had made in earlier attempts,"""
+        self._index: int = worker.context.report_call_index
+        """and how many Ray has got of all its attempts."""
 
     def report(self, *args: Any, **kwargs: Any) -> None:
-        if self._worker.replaying:
-            self._replayed += 1
-            return
-        if self._left_out:
-            self._left_out -= 1
-            return
-        with self._busy():
-            super().report(*args, **kwargs)
+        if not self._worker.replaying and self._calls >= self._made:
+            with self._busy():
+                super().report(*args, **kwargs)
+            self._index += 1
+        self._calls += 1
+
+    def notes(self) -> dict[str, int]:
+        """For the checkpoint."""
+        return {"reports": max(self._calls, self._made), "index": self._index}
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:
@@ -74,16 +81,21 @@ class Reporting(DistributedTrainFnUtils):  # type: ignore[misc]
 
     def settle(self) -> None:
         """The replay is over, on all workers: agree on which reports were made."""
+        made = self._calls
+        recalled: dict[str, int] = self._worker.follower.loop.recalled
+        if recalled:
+            since = self._index - recalled["index"]  # got after the save, or lost with a worker before Ray got them
+            made = max(made, recalled["reports"] + (since if self._worker.restarted else max(0, since)))
         world = self._worker.context.get_world_size()
-        if world == 1:
-            return
-        from torch.distributed import PrefixStore
+        if world > 1:
+            from torch.distributed import PrefixStore
 
-        from holdfast.agree.torch_board import job_store
+            from holdfast.agree.torch_board import job_store
 
-        store = PrefixStore("holdfast/reports", job_store().clone())
-        store.set(str(self._worker.rank), str(self._replayed))
-        self._left_out = max(int(store.get(str(rank))) for rank in range(world)) - self._replayed
+            store = PrefixStore("holdfast/reports", job_store().clone())
+            store.set(str(self._worker.rank), str(made))
+            made = max(int(store.get(str(rank))) for rank in range(world))
+        self._made = made
 
     def get_checkpoint(self) -> Any:
         worker = self._worker
@@ -119,7 +131,7 @@ class Noting:
             if training_report.checkpoint is not None:
                 name = worker.reports.name_of(training_report.checkpoint)
                 try:
-                    worker.reports.write(name, Note(worker.origin.base, step))
+                    worker.reports.write(name, Note(worker.origin.base, step, worker.origin.failures))
                 except OSError as error:
                     log.warning("no note of %s could be left; older checkpoints are not used after it: %s", name, error)
             return original(training_report, report_call_index)

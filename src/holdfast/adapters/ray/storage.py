@@ -7,6 +7,10 @@ one. So each beginning has a location of its own: ``holdfast`` where the functio
 says at which step of which recording that was; so it is known what is newer, the script's own or ours.
 
 Where the script loads just-in-time checkpoints itself, such a checkpoint is one that it begins with, like its own.
+
+A training function that has reported checkpoints of its own, and fails by an exception of its own, begins with its
+newest one, as it would without holdfast: a replay would only raise the same exception again. Such failures are counted
+in the run's folder, and what is saved after the n-th lies in ``holdfast/after-failure-<n>``.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ log = logging.getLogger("holdfast")
 
 FOLDER = "holdfast"
 _NOTES = "reports"
+_FAILURES = "failures"
 _UNNAMED = re.compile(r"ray_train_run-\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d")
 _SCHEMES = {"s3": "s3://", "gcs": "gs://", "abfs": "az://"}
 _OURS = "jit:"
@@ -75,6 +80,8 @@ class Note:
     """The checkpoint that the function had begun with; None: it had begun from scratch."""
     step: int
     """The last step that was complete, counted from that beginning."""
+    failures: int = 0
+    """Failures of the training function before that beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,8 @@ class Origin:
     """Of the newest just-in-time checkpoint, up to which it is resumed; None: there is none."""
     before: int = 0
     """Steps that one of ours, if it begins with that, holds already: they are counted on from there."""
+    failures: int = 0
+    """Failures of the training function so far, after each of which it began with a checkpoint of its own."""
 
 
 class Reports:
@@ -107,17 +116,41 @@ class Reports:
         return hashlib.sha256(name.encode()).hexdigest()[:16]
 
     def write(self, name: str, note: Note) -> None:
-        filesystem = self._storage.storage_filesystem
-        filesystem.create_dir(self._folder)
-        with filesystem.open_output_stream(f"{self._folder}/{name}.json") as stream:
-            stream.write(json.dumps(asdict(note)).encode())
+        self._write(name, json.dumps(asdict(note)))
 
     def read(self, name: str) -> Note | None:
         try:
-            with self._storage.storage_filesystem.open_input_stream(f"{self._folder}/{name}.json") as stream:
-                return Note(**json.loads(stream.read()))
+            return Note(**json.loads(self._read(name)))
         except (FileNotFoundError, ValueError, TypeError):
             return None
+
+    def any(self) -> bool:
+        """Whether a checkpoint was ever reported."""
+        from pyarrow.fs import FileSelector  # type: ignore[import-untyped]
+
+        found = self._storage.storage_filesystem.get_file_info(FileSelector(self._folder, allow_not_found=True))
+        return any(info.path.endswith(".json") for info in found)
+
+    def failures(self) -> int:
+        """How often the training function has failed by an exception of its own, with a checkpoint to begin with."""
+        try:
+            return int(self._read(_FAILURES, ""))
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    def write_failures(self, count: int) -> None:
+        """All workers that fail may write this: each of them knows the same number."""
+        self._write(_FAILURES, str(count), "")
+
+    def _write(self, name: str, text: str, ending: str = ".json") -> None:
+        filesystem = self._storage.storage_filesystem
+        filesystem.create_dir(self._folder)
+        with filesystem.open_output_stream(f"{self._folder}/{name}{ending}") as stream:
+            stream.write(text.encode())
+
+    def _read(self, name: str, ending: str = ".json") -> bytes:
+        with self._storage.storage_filesystem.open_input_stream(f"{self._folder}/{name}{ending}") as stream:
+            return bytes(stream.read())
 
     def checkpoint(self, name: str) -> Any:
         """A checkpoint of Ray's by its name; None if it is not there any more."""
@@ -140,19 +173,23 @@ def choose_origin(
     The latter, if a just-in-time checkpoint of as many workers is at least as new. ``hand_over``: instead of being
     resumed up to that one, the training function begins with it.
     """
-    origin = _newest(root, latest, reports, None if hand_over else world)
+    failures = 0 if hand_over else reports.failures()
+    if failures:
+        root = f"{root.rstrip('/')}/after-failure-{failures}"
+    origin = _newest(root, latest, reports, None if hand_over else world, failures)
+    origin = dataclasses.replace(origin, failures=failures)
     while hand_over and origin.step is not None:
         name = f"{_OURS}{origin.location}/checkpoint-{origin.step}"
         origin = dataclasses.replace(_at(root, name, None), before=origin.step)
     return origin
 
 
-def _newest(root: str, latest: str | None, reports: Reports, world: int | None) -> Origin:
+def _newest(root: str, latest: str | None, reports: Reports, world: int | None, failures: int) -> Origin:
     if latest is None:
         return _at(root, None, None)
     own = _at(root, latest, world)
     note = reports.read(latest)
-    if own.step is not None or note is None:
+    if own.step is not None or note is None or note.failures != failures:
         return own
     earlier = _at(root, note.base, world)
     if earlier.step is None or earlier.step < note.step:

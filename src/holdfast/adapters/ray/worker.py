@@ -30,13 +30,14 @@ from ray.train.v2.api.preemption import PreemptionInfo
 from _holdfast_startup import required
 from holdfast.adapters import registry
 from holdfast.adapters.ray.drain import DrainSource, draining
+from holdfast.adapters.ray.failures import is_own
 from holdfast.adapters.ray.marker import Marker, leave_marker, remove_marker
 from holdfast.adapters.ray.patches import RAY
 from holdfast.adapters.ray.reports import Noting, Reporting
 from holdfast.adapters.ray.storage import Reports, choose_origin, is_unnamed, location_of, run_id_of
 from holdfast.base.patching import MissingTargetsError
 from holdfast.config import Settings
-from holdfast.engine.engine import Engine, State
+from holdfast.engine.engine import CRASHED, Engine, State
 from holdfast.errors import HoldfastError, Preempted, StoreError
 from holdfast.notice import Notice, NoticeSource, SignalSource
 from holdfast.runtime.environment import Surroundings, surround
@@ -72,12 +73,13 @@ class Worker:
         self.reports = Reports(self.context)
         latest = self.context.get_checkpoint()
         settings = Settings.load()
+        self._hands_over = settings.ray_get_checkpoint == "jit"
         self.origin = choose_origin(
             settings.dir or location_of(self.context),
             None if latest is None else self.reports.name_of(latest),
             self.reports,
             world=self.context.get_world_size(),
-            hand_over=settings.ray_get_checkpoint == "jit",
+            hand_over=self._hands_over,
         )
         if self.origin.before:
             self.context.checkpoint = self.reports.checkpoint(self.origin.base or "")
@@ -86,7 +88,7 @@ class Worker:
             os.environ["HOLDFAST_ENABLED"] = "1"
         os.environ["HOLDFAST_DIR"] = self.origin.location
         os.environ["HOLDFAST_RUN_ID"] = settings.run_id or run_id_of(self.context)
-        self._restarted = restarted
+        self.restarted = restarted
         if restarted:
             os.environ["HOLDFAST_RESUME"] = "auto"  # what is there now is of this job, which may have begun anew
         self.settings = Settings.load()
@@ -138,11 +140,11 @@ class Worker:
     def begin(self) -> None:
         """Before the training function is started."""
         self._signals.start(self._on_signal)
-        reporting = Reporting(self)
+        self._reporting = reporting = Reporting(self)
         surround(
             Surroundings(
                 sources=self._sources,
-                leave=lambda code: self._leave(),
+                leave=self._leave_stuck,
                 started=self._started,
                 at_exit=self._endings.append,
                 replayed=reporting.settle,
@@ -157,7 +159,7 @@ class Worker:
         RAY.begin("worker", self, to=self.context.execution_context.training_thread_runner)
         name, world = self.context.get_experiment_name(), self.context.get_world_size()
         leave_marker(Marker(name=name, location=self.origin.location, rank=self.rank, world=world))
-        if self.rank == 0 and is_unnamed(self.context) and not self._restarted:
+        if self.rank == 0 and is_unnamed(self.context) and not self.restarted:
             log.warning(
                 "this run has no name, so no other job will go on from its checkpoints; Ray's own restarts of its "
                 "workers do. RunConfig(name=…) gives it one"
@@ -173,7 +175,7 @@ class Worker:
 
     def shut_down(self) -> None:
         """Ray is about to kill this process. From now on signals are Ray's again."""
-        if not self._over.is_set() and not self._leaving.is_set():
+        if not self._over.is_set() and not self._leaving.is_set() and not self._restores_itself():
             self._save_before_the_kill()
         self._close()
         self._signals.stop()
@@ -206,7 +208,7 @@ class Worker:
             self._leave()
         except BaseException as error:
             if not self._leaving.is_set():
-                if self.follower is not None:
+                if not self._fails_by_itself(error) and self.follower is not None:
                     self.follower.crashed(error)
                 self._close()
                 self._over.set()
@@ -216,6 +218,26 @@ class Worker:
         self._close()
         self._over.set()
         return result
+
+    def _fails_by_itself(self, error: BaseException) -> bool:
+        """Whether the function will restore itself from a checkpoint of its own. The next attempt then lets it."""
+        if self._hands_over or not is_own(error, self.engines):
+            return False
+        try:
+            if not self.reports.any():
+                return False
+            self.reports.write_failures(self.origin.failures + 1)
+        except OSError as failure:
+            log.warning("it could not be noted that the training function has failed by itself: %s", failure)
+            return False
+        return True
+
+    def _restores_itself(self) -> bool:
+        """Whether another worker has failed by itself, so that the next attempt begins with the script's checkpoint."""
+        try:
+            return not self._hands_over and self.reports.failures() > self.origin.failures
+        except OSError:
+            return False
 
     def _finish(self) -> None:
         try:
@@ -230,6 +252,13 @@ class Worker:
     def _preempted(self, error: Preempted) -> NoReturn:
         self._leave()
         raise error
+
+    def _leave_stuck(self, code: int) -> None:
+        """Instead of the end of this process, where the training thread is stuck: wait for Ray's kill."""
+        if code == CRASHED:
+            self._over.set()  # another worker has failed, which Ray sees, and charges to ``max_failures``
+        else:
+            self._leave()
 
     def _leave(self) -> None:
         """Let Ray start the workers anew. The state is committed, or cannot be."""
@@ -256,6 +285,8 @@ class Worker:
 
     def _started(self, engine: Engine) -> None:
         self.engines.append(engine)
+        if engine.training is getattr(self.follower, "loop", None):
+            engine.training.notes = self._reporting.notes
         if self.origin.before and engine.training is getattr(self.follower, "loop", None):
             engine.training.step = self.origin.before
 

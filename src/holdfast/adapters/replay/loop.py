@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -96,6 +97,10 @@ class Followed(Loop):
         """Whether what the loop does now belongs to the step that is complete."""
         self.lost: list[str] = []
         """What the save that is under way cannot hold exactly."""
+        self.notes: Callable[[], dict[str, Any]] = dict
+        """What whoever runs the script wants to know again when the loop is replayed, at a save,"""
+        self.recalled: dict[str, Any] = {}
+        """and what it said at the save that this process goes on from."""
         self.behind = False
         """Whether the last point is not where the loop is now."""
         self._version = -1
@@ -284,6 +289,7 @@ class Followed(Loop):
                 "start": self.start,
                 "birth": self.birth,
                 "exact": self._exact,
+                "notes": self.notes(),
             },
         }
 

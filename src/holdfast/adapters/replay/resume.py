@@ -90,6 +90,7 @@ class Replay:
                 lost,
             )
         loop.birth = saved
+        loop.recalled = self.saved.get("notes", {})
         loop.fetches = self.saved["fetches"]
         self._ahead = loop.ahead()
         loop.step = self.step
