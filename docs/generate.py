@@ -42,8 +42,9 @@ VERSIONS_FOOT = """
 A version outside of this range works if all names are there. If one is missing, holdfast leaves the framework
 untouched: training runs as without holdfast, unprotected, and one warning names what is missing, the installed version
 and the tested range. With `HOLDFAST_ENABLED=require` training with that framework raises `UnprotectedError` instead,
-and so does a training run that holdfast recognises and cannot protect for another reason, such as DeepSpeed. A loop of
-bare tensors, without a module and without `torch.optim`, is not recognised: it trains on, unprotected and unreported.
+and so does a training run that holdfast recognises and cannot protect for another reason, such as DeepSpeed, or
+parameters that a script changes in place by their gradients, without `torch.optim`. A loop without `torch.optim` that
+makes new parameters in each step is not recognised: it trains on, unprotected and unreported.
 
 Python 3.11 or newer. This page is generated: `make docs`.
 """

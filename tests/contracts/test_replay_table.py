@@ -184,18 +184,21 @@ def test_require_refuses_a_loop_with_a_state_that_cannot_be_saved_at_its_first_s
     assert parameter == [1.0, 1.0]
 
 
-def test_require_fails_a_script_whose_steps_are_made_by_hand(tmp_path: Path) -> None:
+def test_require_refuses_the_second_backward_pass_of_steps_that_are_made_by_hand(tmp_path: Path) -> None:
     def scenario() -> Any:
-        from holdfast.adapters.replay.follower import current
-
         switched_on(tmp_path)
         os.environ["HOLDFAST_ENABLED"] = "require"
         registry.install("replay", torch)
         model = torch.nn.Linear(2, 1)
-        model(torch.ones(1, 2)).sum().backward()
-        follower = current()
-        assert follower is not None
-        return refused("trained without a torch.optim.Optimizer that steps", follower.finish)
+
+        def act() -> None:
+            for _ in range(2):
+                model(torch.ones(1, 2)).sum().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.1 * parameter.grad
+
+        return refused("trains without a torch.optim.Optimizer that steps", act)
 
     assert forked(scenario)
 

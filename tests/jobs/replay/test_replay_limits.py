@@ -109,7 +109,6 @@ def test_a_script_with_checkpoints_of_its_own_is_told_to_choose(plain, tmp_path)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("by_hand", "this script has trained without a torch.optim.Optimizer that steps"),
         ("secretive", "this loop goes on unprotected, since its state cannot be saved"),
         ("background", "unprotected, since its batches are fetched by another thread than the one that trains"),
         ("elsewhere", "unprotected, since its optimizer steps in another thread than the one that fetches its batches"),

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from holdfast.adapters.replay.byhand import ByHand
 from holdfast.adapters.replay.events import Events
 from holdfast.adapters.replay.folders import dated_folders, link_to
 from holdfast.adapters.replay.hooks import Hooks
@@ -37,7 +38,7 @@ from holdfast.notice import NoticeSource
 from holdfast.progress import Progress
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.runtime.host import Host
-from holdfast.runtime.ownership import tell_no_more, tell_of_claims
+from holdfast.runtime.ownership import _claims, tell_no_more, tell_of_claims
 from holdfast.runtime.protection import unprotected
 from holdfast.runtime.session import Place
 from holdfast.store.checkpoints import Checkpoint
@@ -48,6 +49,8 @@ from holdfast.torch.restore import Contents
 from holdfast.torch.state import _has_state
 
 log = logging.getLogger("holdfast")
+
+_SAYS_ITSELF = "with holdfast.Run(model=…) a loop says itself what a step is"
 
 _current: Follower | None = None
 
@@ -77,6 +80,7 @@ class Follower(Events):
         self.name = name
         self._place, self._sources, self._on_preempted, self._around = place, sources, on_preempted, around
         self._hooks = Hooks(self)
+        self._by_hand = ByHand()
         self._refusal: HoldfastError | None = None
 
     @property
@@ -122,15 +126,10 @@ class Follower(Events):
         self.host.engine.finish(self.loop.step)
 
     def _tell_what_was_missed(self) -> None:
-        advice = "nothing was saved; with holdfast.Run(model=…) a loop says itself what a step is"
         if self._missed:
-            unprotected(f"{self._missed} optimizer steps were not followed, since {self._why_missed()}: {advice}")
-        elif not self._claimed and any(
-            parameter.grad is not None for root in self.registry.roots() for parameter in root.parameters()
-        ):
+            why = self._why_missed()
             unprotected(
-                "this script has trained without a torch.optim.Optimizer that steps: nothing was followed, and "
-                f"{advice}"
+                f"{self._missed} optimizer steps were not followed, since {why}: nothing was saved; {_SAYS_ITSELF}"
             )
 
     def crashed(self, error: BaseException) -> None:
@@ -249,6 +248,7 @@ class Follower(Events):
         if self._refusal is not None:
             raise self._refusal
         self._hooks.forget_first_call()
+        self._hooks.forget_backward()
         host, place = self.host, self._place_now
         assert host is not None
         host.announce()
@@ -301,6 +301,24 @@ class Follower(Events):
         """``torch.load``."""
         if not self._following:
             self._birth.note_load(file)
+
+    def before_backward(self, outputs: Any) -> bool:
+        """Returns whether to look at what it leaves. An optimizer, or somebody else, may yet be in charge."""
+        if self._following or self._over or _claims or self.registry.alive("optimizer") or not self._is_ours():
+            return False
+        if self._by_hand.before(outputs, self.registry.roots()):
+            self._hooks.forget_backward()
+            unprotected(
+                "this script trains without a torch.optim.Optimizer that steps: its parameters have moved along their "
+                f"gradients since its last backward pass. Nothing is followed or saved; {_SAYS_ITSELF}"
+            )
+            return False
+        return True
+
+    def after_backward(self) -> None:
+        self._by_hand.after()
+        if self._by_hand.done:
+            self._hooks.forget_backward()
 
     def made_ddp(self, module: Any) -> None:
         """All ranks are here together: a good moment to meet."""

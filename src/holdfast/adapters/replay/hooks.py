@@ -25,6 +25,8 @@ class Watcher(Protocol):
     def made_module(self, module: torch.nn.Module) -> None: ...
     def made(self, kind: str, thing: Any) -> None: ...
     def loads(self, file: Any) -> None: ...
+    def before_backward(self, outputs: Any) -> bool: ...
+    def after_backward(self) -> None: ...
     def made_ddp(self, module: DistributedDataParallel) -> None: ...
     def first_act(self, *, training: bool = True) -> bool: ...
     def iterate(self, loader: Any, real: Callable[[Any], Any]) -> Any: ...
@@ -42,6 +44,7 @@ class Hooks:
         self._applied: dict[str, Applied] = {}
         """By framework: its patches that are in place."""
         self._call: Applied | None = None
+        self._backward: Applied | None = None
         self._handles: list[Any] = []
         self._loads: dict[Callable[..., Any], Callable[..., Any]] = {}
         """By original, its one replacement: torch.load stays the same object as torch.serialization.load."""
@@ -56,6 +59,7 @@ class Hooks:
         try:
             self._applied[TORCH.framework] = TORCH.begin("follow", self)
             self.watch_loaders()
+            self._backward = TORCH.begin("by hand", self)
         except BaseException:
             self.end()
             raise
@@ -82,9 +86,15 @@ class Hooks:
             self._call.undo()
             self._call = None
 
+    def forget_backward(self) -> None:
+        if self._backward is not None:
+            self._backward.undo()
+            self._backward = None
+
     def end(self) -> None:
         self.active = False
         self.forget_first_call()
+        self.forget_backward()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -147,6 +157,15 @@ class Hooks:
 
         self._loads[original] = load
         return load
+
+    def backward(self, original: Callable[..., None]) -> Callable[..., None]:
+        def backward(tensors: Any = None, *args: Any, **options: Any) -> None:
+            looked_at = self._backward is not None and self._watcher.before_backward(tensors)
+            original(tensors, *args, **options)
+            if looked_at:
+                self._watcher.after_backward()
+
+        return backward
 
     def iterate(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def iterate(loader: Any) -> Any:

@@ -6,6 +6,7 @@ Nothing is in place for the life of the process. Each scope begins when it is ne
 - ``child process``: in a process of :mod:`multiprocessing`, whose script is a function.
 - ``follow``: while a :class:`~holdfast.adapters.replay.follower.Follower` follows.
 - ``first call``: from the making of an optimizer to the first training act.
+- ``by hand``: in the first backward passes, until the loop is followed.
 - ``read``: while the loop runs, from its first training act on.
 - ``replay``, ``answer``: while modules answer without computing; ``alone``: while one of them computes its answer.
 """
@@ -116,6 +117,12 @@ TORCH = PatchSet(
             wrap="first_functional_call",
             why="the loop begins",
             scope="first call",
+        ),
+        Patch(
+            target="torch.autograd:backward",
+            wrap="backward",
+            why="training without an optimizer is reported",
+            scope="by hand",
         ),
         *(
             Patch(

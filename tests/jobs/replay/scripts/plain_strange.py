@@ -15,18 +15,6 @@ model = nn.Linear(3, 1)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
 
 
-def by_hand():
-    """Gradient descent without an optimizer."""
-    torch.optim.SGD(model.parameters(), lr=0.1)
-    for a, b in loader:
-        model.zero_grad()
-        nn.functional.mse_loss(model(a), b).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
-    print(f"end {model.weight.sum().item():.8f}")
-
-
 class Secretive(nn.Linear):
     def get_extra_state(self):
         return object()
