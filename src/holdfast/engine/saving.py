@@ -32,13 +32,14 @@ from typing import Any, Protocol
 
 from holdfast.agree import Board
 from holdfast.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from holdfast.base.host_memory import fresh_memory
 from holdfast.base.process import Owner
 from holdfast.base.timeouts import OverdueError, within
 from holdfast.errors import CheckpointExistsError, StoreError, StoreUnavailableError
 from holdfast.store.base import Backend
 from holdfast.store.checkpoints import Checkpoint, open_checkpoint, retain
 from holdfast.store.manifest import FileEntry, Manifest, checkpoint_name
-from holdfast.store.pipeline import ChunkPool, FileWriter, Image
+from holdfast.store.pipeline import CHUNK, ChunkPool, FileWriter, Image, read_checked
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,19 @@ class Pending:
 
 
 Part = Image | Adopted | Pending
+
+
+class _Copy:
+    """The bytes of a file of another checkpoint, once they are read."""
+
+    def __init__(self, home: Backend, file: Adopted) -> None:
+        self.path, self.size = file.path, file.size
+        self._bytes = memoryview(fresh_memory(max(1, file.size)))[: file.size]
+        read_checked(home, file.source, dataclasses.replace(file.entry, ref=None), into=self._bytes)
+
+    def chunks(self, pool: ChunkPool) -> Iterator[memoryview]:
+        for begin in range(0, self.size, CHUNK):
+            yield self._bytes[begin : begin + CHUNK]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,23 +364,41 @@ class Saver:
         writer = FileWriter(attempt.limit, self._pool)
         try:
             for image in _in_turn(parts):
+                found: Image | FileEntry | None = image if not isinstance(image, Adopted) else None
                 if isinstance(image, Adopted):
-                    if image.home not in (None, backend.uri):
-                        continue
-                    extra = backend.adopt(save.name, image.path, image.source, image.entry.path)
-                    if extra is None and image.home is not None:
-                        continue
-                    if extra is None:
-                        raise StoreError(f"{backend.uri} cannot refer to {image.source}/{image.entry.path}")
-                    entries.append(FileEntry(image.path, image.size, image.entry.checksum, extra.get("ref")))
-                else:
-                    entries.append(writer.write(image, lambda path, size: backend.create(save.name, path, size)))
+                    found = self._adopt(attempt, save, image)
+                if isinstance(found, FileEntry):
+                    entries.append(found)
+                elif found is not None:
+                    entries.append(writer.write(found, lambda path, size: backend.create(save.name, path, size)))
             writer.join()
         except BaseException:
             writer.abort()
             self._pool = ChunkPool()  # the disk threads may hold chunks of the old one for as long as they hang
             raise
         return entries
+
+    def _adopt(self, attempt: _Try, save: Save, file: Adopted) -> Image | FileEntry | None:
+        """The entry of a file that need not be written, or its bytes where the location cannot refer to them.
+
+        None: it is left out, which the checkpoint can do without.
+        """
+        backend = attempt.backend
+        if file.home in (None, backend.uri):
+            extra = backend.adopt(save.name, file.path, file.source, file.entry.path)
+            if extra is not None:
+                return FileEntry(file.path, file.size, file.entry.checksum, extra.get("ref"))
+            if file.home is None:
+                raise StoreError(f"{backend.uri} cannot refer to {file.source}/{file.entry.path}")
+        try:
+            home = next(one for one in self.backends if one.uri == file.home)
+            left_s = attempt.limit.remaining_s()
+            if save.deadline is not None and (home is not backend or self.expected_s(backend, file.size) > left_s / 2):
+                raise StoreError("there is no time to copy it")  # and its home may be what does not answer
+            return _Copy(home, file)
+        except (StoreError, OSError, StopIteration) as error:
+            log.warning("%s is not carried into %s in %s: %s", file.path, save.name, backend.uri, error)
+            return None
 
     def _lead(self, attempt: _Try, save: Save, files: Files, entries: list[FileEntry], began: float) -> Manifest:
         backend = attempt.backend

@@ -165,8 +165,18 @@ class Fit:
     """The state of one call of ``fit``."""
 
     def __init__(
-        self, run: Run, framework: Framework, model: Any, number: int, first: int, epochs: int, seeds: Seeds
+        self,
+        run: Run,
+        framework: Framework,
+        model: Any,
+        number: int,
+        first: int,
+        epochs: int,
+        seeds: Seeds,
+        identity: dict[str, Any],
     ) -> None:
+        """``identity``: what tells it from other calls."""
+        self.identity = identity
         self.run = run
         self.framework = framework
         self.model = model
@@ -180,14 +190,12 @@ class Fit:
         self.batch = 0
         """Batches done in this epoch."""
         self.finished = False
-        self.past = False
-        """The run had come further than this call already."""
         self.callbacks: Any = None
         self.data: Data | None = None
         self.logs: Any = None
         """What the last step returned; its values may still be on a device."""
         self.epoch_logs: dict[str, Any] = {}
-        self.steps_before = run.step
+        self.steps_before = self.began_at = run.step
         self.began = False
         """The callbacks have heard of the beginning: the batches that are asked for now are trained on."""
         self.before_first_epoch: Callable[[], None] | None = None
@@ -312,6 +320,7 @@ class Fit:
         callbacks = keras_callbacks.flatten(self.callbacks)
         return {
             "fit": self.number,
+            "identity": self.identity,
             "finished": self.finished,
             "stopped": bool(getattr(self.model, "stop_training", False)),
             "first": self.first,

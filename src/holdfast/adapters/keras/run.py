@@ -1,16 +1,14 @@
 """One attempt of a script that trains with Keras, whether it calls ``fit`` once or several times.
 
 All calls of ``fit`` in a process are one run: steps are counted on through them. What a finished call has left is
-committed when it returns, and every later checkpoint refers to it. So a resumed run does not train a finished call
+committed when it returns, and every later checkpoint holds it too. So a resumed run does not train a finished call
 again, and what the script does after it finds the model, the optimizer and the history as they were.
 """
 
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import logging
-import mmap
 import os
 import sys
 import threading
@@ -21,8 +19,10 @@ from typing import Any
 from holdfast.adapters.keras import exchange as keras_exchange
 from holdfast.adapters.keras.box import StepBox
 from holdfast.adapters.keras.fit import Fit, Framework, Mode, numbers
-from holdfast.adapters.keras.images import BufferImage, read_tree, tree_image
+from holdfast.adapters.keras.identity import Identity
+from holdfast.adapters.keras.images import BufferImage, tree_image
 from holdfast.adapters.keras.kept import KeptState
+from holdfast.adapters.keras.records import WEIGHTS, Records, bytes_of, rank_file, tree_in
 from holdfast.adapters.keras.seeds import Seeds
 from holdfast.config import Settings
 from holdfast.engine.saving import Adopted, Files
@@ -33,23 +33,14 @@ from holdfast.runtime.environment import surroundings
 from holdfast.runtime.host import Host
 from holdfast.runtime.session import Place
 from holdfast.store.checkpoints import Checkpoint
-from holdfast.store.manifest import FileEntry
 from holdfast.store.pipeline import Image, read_checked
 
 log = logging.getLogger("holdfast")
 
-WEIGHTS = "model.weights.h5"
-KEPT_ENDS = 16
-"""Calls of fit whose end is committed when it comes; more are a loop around fit, and each commit takes its time."""
-
-
-def rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
-
-
-def end_folder(number: int) -> str:
-    """Where a checkpoint holds what a finished call of fit has left."""
-    return f"fit-{number}"
+_KEPT_ANYWAY = 16
+"""Calls of fit whose end is committed when it comes, however short they are."""
+_WORTH = 20.0
+"""The end of any other is committed if so many times as long was trained since the last one as a commit takes."""
 
 
 class KerasRun:
@@ -72,8 +63,11 @@ class KerasRun:
         self.training = False
         """Such a call is under way."""
         self._finished = finished
-        self._ends: dict[int, list[Adopted]] = {}
-        self._loaded: tuple[Checkpoint, dict[str, Any], memoryview] | None = None
+        self._ends = 0
+        """Calls whose end this process has committed."""
+        self._end_s = 0.0
+        """What that took last."""
+        self._ended_at = time.monotonic()
         self._size = 0
         self.kept: KeptState | None = None
         """Where there are other workers, what they need if this one dies."""
@@ -81,10 +75,12 @@ class KerasRun:
         self._told_training = False
         self._closed = False
         self.host = Host(settings, place)
+        self.records = Records(self.host.rank, self.host.session.world)
+        """What the calls of fit of this run have left."""
         self.box = StepBox(self.host.box_path(), self.host.rank)
         checkpoint = self.host.resume(self._load)
         if checkpoint is not None:
-            self._go_on_from(checkpoint)
+            self.step = checkpoint.step
         self.engine = self.host.start(self, self._progress)
         self.box.note(self.step)
         # Before threads can no longer be started, which is later than the end of the script and sooner than atexit.
@@ -108,65 +104,39 @@ class KerasRun:
                 checkpoint.manifest.world_size,
                 self.host.session.world,
             )
-        for entry in checkpoint.manifest.files:
-            if entry.path.startswith("fit-"):
-                read_checked(checkpoint.backend, checkpoint.name, entry)
-        state = _tree(checkpoint, own)
+        if self.host.session.world > 1:
+            # All must find the same later on; with one worker, what is damaged is lost for itself.
+            for entry in checkpoint.manifest.files:
+                if "/" in entry.path:
+                    read_checked(checkpoint.backend, checkpoint.name, entry)
+        state = tree_in(checkpoint, own)
         if state.get("earlier") is not None:
             paths = [rank_file(rank) for rank in range(checkpoint.manifest.world_size)]
-            places = [_tree(checkpoint, entries[path])["epoch"] for path in paths if path in entries]
+            places = [tree_in(checkpoint, entries[path])["epoch"] for path in paths if path in entries]
             if min(places) < state["epoch"]:
                 # Between the same two steps another worker was at the end of an epoch, this one in the next.
-                state = state["earlier"]
-        self._loaded = (checkpoint, state, _read(checkpoint, weights))
+                state = {**state["earlier"], "fits": state.get("fits", {})}
+        self.records = Records(self.host.rank, self.host.session.world)
+        self.records.open(checkpoint, state, bytes_of(checkpoint, weights))
 
-    def _go_on_from(self, checkpoint: Checkpoint) -> None:
-        self.step = checkpoint.step
-        for entry in checkpoint.manifest.files:
-            folder, _, path = entry.path.partition("/")
-            if path:
-                self._ends.setdefault(int(folder.removeprefix("fit-")), []).append(_adopted(checkpoint, entry, path))
-
-    def begin(self, framework: Framework, model: Any, first: int, epochs: int) -> Fit:
+    def begin(self, framework: Framework, model: Any, first: int, epochs: int, identity: Identity) -> Fit:
         """A call of fit begins, in the training thread."""
-        number = self._finished.get(self.location, 0) + 1
-        fit = Fit(self, framework, model, number, first, epochs, self._seeds)
-        if self._loaded is not None:
-            checkpoint, state, weights = self._loaded
-            if number == state["fit"]:
-                fit.load(state, weights)
-                self._loaded = None
-                if fit.mode is Mode.DONE:
-                    self._keep_end(fit, checkpoint)
-                    log.warning(
-                        "fit %d was complete at step %d and is not trained again; HOLDFAST_RESUME=never starts anew",
-                        number,
-                        self.step,
-                    )
-            elif number < state["fit"]:
-                self._load_end(fit, checkpoint)
+        number, record = self.records.find(self._finished.get(self.location, 0) + 1, identity)
+        fit = Fit(self, framework, model, number, first, epochs, self._seeds, identity)
+        if record is not None and record.state is not None and record.weights is not None:
+            fit.load(record.state, record.weights)
+            record.state = record.weights = None
+            if fit.mode is Mode.DONE and number == self.records.newest:
+                log.warning(
+                    "fit %d was complete at step %d and is not trained again; HOLDFAST_RESUME=never starts anew",
+                    number,
+                    self.step,
+                )
         self.fit = fit
         self.training = True
         self.pending = True
         self.in_step = False
         return fit
-
-    def _load_end(self, fit: Fit, checkpoint: Checkpoint) -> None:
-        """Of a call that was finished before the one that was interrupted."""
-        fit.past = True
-        folder = end_folder(fit.number)
-        entries = {entry.path: entry for entry in checkpoint.manifest.files}
-        own = entries.get(f"{folder}/{rank_file(self.host.rank)}") or entries.get(f"{folder}/{rank_file(0)}")
-        if own is None:
-            log.warning(
-                "fit %d was finished and is not trained again; what it left was not kept, so that the script sees the "
-                "model as it is now until fit %d goes on",
-                fit.number,
-                self._loaded[1]["fit"] if self._loaded else 0,
-            )
-            fit.mode = Mode.DONE
-            return
-        fit.load(_tree(checkpoint, own), _read(checkpoint, entries[f"{folder}/{WEIGHTS}"]))
 
     # ------------------------------------------------------------------ the training thread
 
@@ -190,7 +160,7 @@ class KerasRun:
         fit.finished = True
         self.in_step = False
         self.pending = True
-        if fit.mode is not Mode.DONE and not fit.past:
+        if fit.mode is not Mode.DONE:
             self.at_boundary()
             self._commit_end(fit)
         self.epochs_before = fit.epochs_done()
@@ -198,18 +168,21 @@ class KerasRun:
         self.training = False
 
     def _commit_end(self, fit: Fit) -> None:
-        if self.step == 0 or fit.number > KEPT_ENDS:
-            return
+        if self.step == fit.began_at and fit.mode is Mode.ANEW:
+            return  # nothing was trained
+        began = time.monotonic()
+        alone = self.host.session.world == 1  # else all must decide alike
+        if alone and self._ends >= _KEPT_ANYWAY and began - self._ended_at < _WORTH * self._end_s:
+            return  # a loop around fit: it would do little else
         manifest = self.engine.rest(self.step)
         saver = self.host.saver
         if manifest is None or saver is None or saver.committed_at is None or manifest.step != self.step:
             return
-        self._keep_end(fit, Checkpoint(manifest.name, saver.committed_at, manifest))
-
-    def _keep_end(self, fit: Fit, checkpoint: Checkpoint) -> None:
-        """Later checkpoints refer to what this call has left, which lies in ``checkpoint``."""
-        own = [entry for entry in checkpoint.manifest.files if "/" not in entry.path]
-        self._ends[fit.number] = [_adopted(checkpoint, entry, entry.path) for entry in own]
+        checkpoint = Checkpoint(manifest.name, saver.committed_at, manifest)
+        self.records.keep(fit.number, fit.identity, checkpoint, saver.committed_at.free_bytes())
+        self._ends += 1
+        self._ended_at = time.monotonic()
+        self._end_s = self._ended_at - began
 
     def note_boundary(self) -> None:
         """A step is complete: leave word of it for whoever finds this process dead."""
@@ -314,7 +287,7 @@ class KerasRun:
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         fit = self.fit
         assert fit is not None
-        state = fit.small()
+        state = {**fit.small(), "fits": self.records.facts(fit.number)}
         doubts = fit.doubts()
 
         def own() -> Sequence[Image]:
@@ -340,12 +313,11 @@ class KerasRun:
         return os.path.join(os.path.dirname(self.box.path), f"rank-{rank}")
 
     def _earlier(self, number: int) -> list[Adopted]:
-        """What the calls of fit before this one have left."""
-        found = []
-        for end, files in self._ends.items():
-            if end < number:
-                found += [dataclasses.replace(file, path=f"{end_folder(end)}/{file.path}") for file in files]
-        return found
+        """What all other calls of fit have left."""
+        saver, newest = self.host.saver, None
+        if saver is not None and saver.committed is not None and saver.committed_at is not None:
+            newest = Checkpoint(saver.committed.name, saver.committed_at, saver.committed)
+        return self.records.others(number, newest)
 
     # ------------------------------------------------------------------ progress
 
@@ -392,31 +364,8 @@ def _as_rank(mine: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _adopted(checkpoint: Checkpoint, entry: FileEntry, path: str) -> Adopted:
-    """A file of a committed checkpoint, as ``path`` in a later one."""
-    source, at = (checkpoint.name, entry.path) if entry.ref is None else entry.ref.split("/", 1)
-    placed = dataclasses.replace(entry, path=at)
-    return Adopted(path, entry.size, placed, source, home=checkpoint.backend.uri)
-
-
-def _read(checkpoint: Checkpoint, entry: FileEntry) -> memoryview:
-    memory = memoryview(mmap.mmap(-1, max(1, entry.size)))[: entry.size]
-    read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
-    return memory
-
-
 def seeds_in(checkpoint: Checkpoint, rank: int) -> list[int]:
     """With which seeds the datasets of a rank's script were shuffled that have none of their own."""
     entries = {entry.path: entry for entry in checkpoint.manifest.files}
     own = entries.get(rank_file(rank)) or entries.get(rank_file(0))
-    return [] if own is None else [int(seed) for seed in _tree(checkpoint, own)["shuffle_seeds"]]
-
-
-def _tree(checkpoint: Checkpoint, entry: FileEntry) -> dict[str, Any]:
-    try:
-        tree = read_tree(_read(checkpoint, entry))
-    except (ValueError, KeyError, TypeError, StopIteration) as error:
-        raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path}: {error}") from error
-    if not isinstance(tree, dict) or "fit" not in tree:
-        raise CheckpointCorruptError(f"{checkpoint.name}/{entry.path} is not what Keras training leaves")
-    return tree
+    return [] if own is None else [int(seed) for seed in tree_in(checkpoint, own)["shuffle_seeds"]]

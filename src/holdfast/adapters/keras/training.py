@@ -17,6 +17,7 @@ from holdfast.adapters.keras import callbacks as keras_callbacks
 from holdfast.adapters.keras import seeds as keras_seeds
 from holdfast.adapters.keras.fit import Mode
 from holdfast.adapters.keras.hooks import FitHooks, Tables
+from holdfast.adapters.keras.identity import identity_of
 from holdfast.adapters.keras.installed import LEFT_ALONE
 from holdfast.adapters.keras.run import KerasRun, seeds_in
 from holdfast.adapters.registry import install
@@ -152,7 +153,8 @@ def _looked_after(
     hooks: FitHooks, original: Callable[..., Any], model: Any, arguments: dict[str, Any], settings: Settings
 ) -> Any:
     run = _run_for(hooks, model, settings)
-    fit = run.begin(hooks.framework, model, arguments["initial_epoch"], arguments["epochs"])
+    identity = identity_of(model, arguments, sys._getframe())
+    fit = run.begin(hooks.framework, model, arguments["initial_epoch"], arguments["epochs"], identity)
     if fit.mode is not Mode.ANEW:
         keras_callbacks.keep_files(keras_callbacks.flatten(arguments.get("callbacks")))
     try:

@@ -1,0 +1,53 @@
+"""Scripts that call ``fit`` many times: each call comes back as it was left, is trained again, or is trained anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("keras")
+pytest.importorskip("tensorflow")
+
+from tests.jobs.keras.checks import Case
+from tests.jobs.keras.drill import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def keras() -> Iterator[Server]:
+    server = Server("tensorflow", "keras")
+    yield server
+    server.close()
+
+
+def check(case: Case, *attempts: str) -> str:
+    """Result and files are those of a script without holdfast, which ran in a folder of its own."""
+    undisturbed = Case(case.server, case.folder / "undisturbed", case.script, *case.arguments).uninterrupted()
+    for moment in attempts:
+        first = case.run("--interrupt", moment)
+        assert first.code == 143, first.log
+    last = case.run()
+    assert last.code == 0, last.log
+    assert last.result == undisturbed.result, last.log
+    return last.log
+
+
+@pytest.mark.core
+def test_what_all_calls_have_left_is_there_in_the_last(keras: Server, tmp_path: Path) -> None:
+    """More of them than checkpoints are kept; twelve steps each."""
+    log = check(Case(keras, tmp_path, "keras_folds.py", "--folds", "7"), "batch:98")
+    assert "trained again" not in log
+
+
+def test_twenty_folds(keras: Server, tmp_path: Path) -> None:
+    check(Case(keras, tmp_path, "keras_folds.py", "--folds", "20"), "batch:345", "batch:2")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["--skip", "--search"])
+def test_a_script_that_leaves_out_what_is_finished(keras: Server, tmp_path: Path, kind: str) -> None:
+    """Its first call of fit is then another one than that of the start before."""
+    check(Case(keras, tmp_path, "keras_folds.py", kind), "batch:44", "batch:6")
