@@ -216,6 +216,10 @@ class Fit:
         """The state when the batches of this epoch were done."""
         self._earlier: dict[str, Any] | None = None
         """That of the epoch before, until the first step of this one: another worker may still be there."""
+        self._between: dict[str, Any] | None = None
+        """Where there are other workers, the state between two epochs, until the first step of the second one."""
+        self._stepped = False
+        """A step was completed in this process."""
         self._loaded: dict[str, Any] | None = None
         self._weights: memoryview | None = None
         self._extras: dict[str, Any] | None = None
@@ -264,6 +268,9 @@ class Fit:
         self._kept = None
         if self.data is not None:
             self.data.end_epoch()
+        if self.run.host.session.world > 1:
+            # What comes next waits for the others, and they may stay here: the metrics are reset together.
+            self._between = self._small(over=False)
         self.run.pending = True
         self.run.at_boundary(epochs_done=self.epochs_done())
 
@@ -272,7 +279,8 @@ class Fit:
     def complete(self, count: int) -> None:
         """A step is done, with all that belongs to it."""
         run = self.run
-        self._earlier = None
+        self._earlier = self._between = None
+        self._stepped = True
         self.batch += count
         run.step += count
         run.pending = True
@@ -314,7 +322,7 @@ class Fit:
         """All but the weights, at the last boundary."""
         if self._kept is not None:
             return self._kept
-        return {**self._small(over=False), "earlier": self._earlier}
+        return {**(self._between or self._small(over=False)), "earlier": self._earlier}
 
     def _small(self, *, over: bool) -> dict[str, Any]:
         callbacks = keras_callbacks.flatten(self.callbacks)
@@ -342,8 +350,9 @@ class Fit:
         }
 
     def rests(self) -> bool:
-        """Whether the batches of an epoch are done, and its end is not."""
-        return self._kept is not None
+        """Whether the training thread is between two steps for longer, in what may wait for other workers, and the
+        state of the last step is at hand: the first step is still to come, or the batches of an epoch are done."""
+        return self._kept is not None or self._between is not None or not self._stepped
 
     def at_pass(self) -> dict[str, Any]:
         """What of a rank's own state changes only with a pass over the data."""
