@@ -42,6 +42,7 @@ def test_what_all_calls_have_left_is_there_in_the_last(keras: Server, tmp_path: 
     assert "trained again" not in log
 
 
+@pytest.mark.share(0)
 def test_twenty_folds(keras: Server, tmp_path: Path) -> None:
     check(Case(keras, tmp_path, "keras_folds.py", "--folds", "20"), "batch:345", "batch:2")
 
@@ -51,3 +52,19 @@ def test_twenty_folds(keras: Server, tmp_path: Path) -> None:
 def test_a_script_that_leaves_out_what_is_finished(keras: Server, tmp_path: Path, kind: str) -> None:
     """Its first call of fit is then another one than that of the start before."""
     check(Case(keras, tmp_path, "keras_folds.py", kind), "batch:44", "batch:6")
+
+
+def test_what_is_lost_is_trained_again(keras: Server, tmp_path: Path) -> None:
+    case = Case(keras, tmp_path, "keras_folds.py")
+    assert case.run("--interrupt", "batch:50").code == 143
+    file = tmp_path / "run/checkpoint-50/fits/2.model.weights.h5"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert "what fit 2 had left was not kept: such a fit is trained again" in check(case)
+
+
+def test_another_model_is_trained_from_its_beginning(keras: Server, tmp_path: Path) -> None:
+    assert Case(keras, tmp_path, "keras_folds.py").run("--interrupt", "batch:50").code == 143
+    log = check(Case(keras, tmp_path, "keras_folds.py", "--width", "9"))
+    assert "fit 1 is not what was saved as fit 1, since its model, variables differs" in log

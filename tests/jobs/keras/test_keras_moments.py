@@ -64,6 +64,14 @@ def test_a_notice_at(keras: Server, tmp_path: Path, module: str, moment: str, st
     case.check()
 
 
+@pytest.mark.parametrize("module", ["tf_keras", "keras"])
+@pytest.mark.share(2)
+def test_a_notice_between_two_epochs_of_endless_data(keras: Server, tmp_path: Path, module: str) -> None:
+    endless = ["--data", "repeat", "--steps-per-epoch", "10"]
+    case = Case(keras, tmp_path, "keras_train.py", *endless, KERAS_KIND=module)
+    case.check(moments("epoch_end:1"), moments("epoch_end:1"))
+
+
 def test_a_notice_before_the_first_step_saves_nothing(keras: Server, tmp_path: Path) -> None:
     case = Case(keras, tmp_path, "keras_train.py", *SHAPE)
     assert case.run(*moments("train_begin:1")).code == 143

@@ -61,6 +61,12 @@ def check_the_rest(server: Server, folder: Path, undisturbed: list[Outcome]) -> 
     assert float(progress["learningRate"]) > 0
 
 
+def longest_s(folder: Path) -> float:
+    """From a notice to the end of a worker."""
+    ends = [event for event in journal(str(folder / "run")) if event["event"] == "end"]
+    return max(float(event["since_notice_s"]) for event in ends if "since_notice_s" in event)
+
+
 def training(folder: Path) -> bool:
     return any(event["event"] == "training" for event in journal(str(folder / "run")))
 
@@ -106,7 +112,20 @@ def test_between_two_epochs(workers: Server, undisturbed: list[Outcome], tmp_pat
         folder.mkdir()
         ended(start(workers, folder, *SHAPE, "--kill", f"{rank}:{moment}"), 143)
         assert assert_whole(str(folder / "run")).step in (12, 13)
+        assert longest_s(folder) < 20  # of 40: the one that waits for the other in the next epoch saves nevertheless
         check_the_rest(workers, folder, undisturbed)
+
+
+def test_between_two_epochs_of_endless_data(workers: Server, tmp_path: Path) -> None:
+    endless = ["--data", "repeat"]
+    calm, folder = tmp_path / "calm", tmp_path / "preempted"
+    for one in (calm, folder):
+        one.mkdir()
+    undisturbed = ended(start(workers, calm, *endless, HOLDFAST_ENABLED="0"), 0)
+    ended(start(workers, folder, *endless, "--kill", "1:epoch_end:1"), 143)
+    assert longest_s(folder) < 20
+    rest = ended(start(workers, folder, *endless), 0)
+    assert [outcome.result for outcome in rest] == [outcome.result for outcome in undisturbed], rest[0].log
 
 
 def test_decided_when_an_epoch_has_begun_and_none_of_its_batches_is_trained(

@@ -293,7 +293,7 @@ class HandlerData:
             return
         # Stopped after the callbacks' end of an epoch: that of the data was still to come.
         self.handler._adapter.on_epoch_end()
-        self._make(saved["created"] - int(self._anew))
+        self._make(saved["created"] - 1)
 
     # ------------------------------------------------------------------ steps
 

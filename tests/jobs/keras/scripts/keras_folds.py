@@ -86,9 +86,7 @@ def run_trial(trial_id, width, rate, seed):
     keras.utils.set_random_seed(seed)
     model = make(width, rate)
     best = keras.callbacks.ModelCheckpoint(f"{trial_id}.keras", monitor="val_loss", save_best_only=True)
-    fit = model.fit(
-        x, y, batch_size=20, epochs=3, validation_split=0.2, callbacks=[best, Interrupt()], verbose=0
-    )
+    fit = model.fit(x, y, batch_size=20, epochs=3, validation_split=0.2, callbacks=[best, Interrupt()], verbose=0)
     trained.append([trial_id, len(fit.history["loss"])])
     return fit.history
 
