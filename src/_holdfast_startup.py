@@ -4,6 +4,9 @@ It imports nothing that the interpreter has not loaded by then, and puts one fin
 what is imported. When a framework of :data:`TRIGGERS` is imported and the environment says so, the adapter for it is
 installed right after. ``HOLDFAST_ENABLED=0``: not even the finder.
 
+Another finder, the last one, finds the modules of :data:`STAND_INS`, which documents import from frameworks that do not
+have them. It is there with ``HOLDFAST_ENABLED=0`` too: a script that imports them must run, and then they do nothing.
+
 A process whose environment is wrong (``HOLDFAST_ENABLED=maybe``) may be anything, ``pip`` or an editor. So it is
 treated as off, and the message waits until a framework is imported.
 """
@@ -31,6 +34,13 @@ TRIGGERS = {
     "torch.distributed.launcher.api": "torchrun",
 }
 """Module of a framework, and the adapter that is installed once it is imported; see ``holdfast.adapters.registry``."""
+
+STAND_INS = {
+    "ray.train._internal.jit_checkpoint_config": ("holdfast.ray", ("JITCheckpointConfig",)),
+    "kubeflow.trainer.rhai": ("holdfast.kubeflow", ("TransformersTrainer",)),
+    "kubeflow.trainer.rhai.transformers": ("holdfast.kubeflow", ("PeriodicCheckpointConfig", "TransformersTrainer")),
+}
+"""Modules that a framework may not have, and which names of holdfast they then hold."""
 
 started = False
 """Whether ``holdfast.pth`` was read."""
@@ -78,6 +88,8 @@ def start() -> None:
     """Called by ``holdfast.pth``."""
     global started, FOLDER
     started = True
+    if StandIn not in sys.meta_path:
+        sys.meta_path.append(StandIn)
     if os.environ.get(ENABLED, "").strip().lower() in _FALSE:
         return
     try:
@@ -107,6 +119,35 @@ class Finder:
         finally:
             _searching.discard((name, get_ident()))
         return None
+
+
+class StandIn:
+    """Finds and fills the modules of :data:`STAND_INS`. It is the last to be asked: what a framework ships wins."""
+
+    @staticmethod
+    def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        if name not in STAND_INS:
+            return None
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, StandIn, is_package=any(other.startswith(f"{name}.") for other in STAND_INS))  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: "Any") -> None:
+        """The default one."""
+
+    @staticmethod
+    def exec_module(module: "Any") -> None:
+        from importlib import import_module
+
+        source, names = STAND_INS[module.__name__]
+        try:
+            for name in names:
+                setattr(module, name, getattr(import_module(source), name))
+        except Exception as error:
+            if isinstance(error, ImportError):
+                raise
+            raise ImportError(str(error), name=module.__name__) from error  # what scripts are prepared for
 
 
 def _watch(name: str, loader: "Any") -> None:

@@ -140,7 +140,35 @@ def test_a_process_that_needs_nothing_imports_one_small_module_and_no_other(
     without = set(Environment(folder / "empty", None).result(code))
     assert set(installed.result(code)) - without == {"_holdfast_startup"}
     assert set(installed.result(code, HOLDFAST_ENABLED="1")) - without == {"_holdfast_startup"}
-    assert installed.result("import sys; result = len(sys.meta_path)", HOLDFAST_ENABLED="0") == 3
+    assert installed.result("import sys; result = len(sys.meta_path)", HOLDFAST_ENABLED="0") == 4
+
+
+STAND_INS = """
+import sys, types
+from importlib.util import find_spec
+sys.modules["holdfast.kubeflow"] = stand_in = types.ModuleType("holdfast.kubeflow")
+stand_in.PeriodicCheckpointConfig = stand_in.TransformersTrainer = "ours"
+from kubeflow.trainer.rhai.transformers import PeriodicCheckpointConfig, TransformersTrainer
+import kubeflow.trainer.rhai
+result = [PeriodicCheckpointConfig, TransformersTrainer, kubeflow.trainer.rhai.TransformersTrainer]
+"""
+
+
+@pytest.mark.parametrize("enabled", ["0", "1"])
+def test_modules_that_documents_import_are_there_and_those_of_the_framework_win(
+    installed: Environment, tmp_path: Path, enabled: str
+) -> None:
+    trainer = tmp_path / "kubeflow/trainer"
+    trainer.mkdir(parents=True)
+    for package in (trainer.parent, trainer):
+        (package / "__init__.py").touch()
+    assert installed.result(STAND_INS, path=tmp_path, HOLDFAST_ENABLED=enabled) == ["ours"] * 3
+    (trainer / "rhai").mkdir()
+    (trainer / "rhai/__init__.py").write_text("from kubeflow.trainer.rhai.transformers import TransformersTrainer")
+    (trainer / "rhai/transformers.py").write_text("PeriodicCheckpointConfig = TransformersTrainer = 'theirs'")
+    assert installed.result(STAND_INS, path=tmp_path, HOLDFAST_ENABLED=enabled) == ["theirs"] * 3
+    absent = installed.run("import kubeflow.trainer.rhai", HOLDFAST_ENABLED=enabled)
+    assert absent.stderr.endswith("ModuleNotFoundError: No module named 'kubeflow'\n")
 
 
 def test_python_without_site_packages_starts_as_ever(installed: Environment) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -68,6 +71,22 @@ def test_the_config_is_deprecated_but_works(monkeypatch: pytest.MonkeyPatch) -> 
     assert RunConfig(jit_checkpoint_config=config()).callbacks == []
     assert RunConfig is ray.train.RunConfig is ray.train.v2.api.config.RunConfig
     assert ray.train.JITCheckpointConfig is JITCheckpointConfig
+
+
+DOCUMENTED = """
+from ray.train import RunConfig
+from ray.train._internal.jit_checkpoint_config import JITCheckpointConfig
+
+config = JITCheckpointConfig(enabled=True, kill_wait=5.0)
+print(config, len(RunConfig(jit_checkpoint_config=config).callbacks))
+"""
+
+
+@pytest.mark.parametrize(("enabled", "callbacks"), [("0", 0), ("", 1)])
+def test_the_config_is_found_where_documents_import_it_from(enabled: str, callbacks: int) -> None:
+    environ = {**os.environ, "HOLDFAST_ENABLED": enabled, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", DOCUMENTED], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout == f"JITCheckpointConfig(enabled=True, kill_wait=5.0) {callbacks}\n", done.stderr
 
 
 def test_the_defaults_are_those_of_the_contract() -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +322,50 @@ def test_after_a_failure_and_a_preemption_each_report_is_made_once(
     assert (rescue["reason"], rescue["step"], final["reason"]) == ("rescue", 10, "final")
     assert rescue["inexact"] == []
     assert rescue["since_request_s"] < 15.0
+
+
+@pytest.mark.share(0)
+def test_rays_own_linear_example_is_preempted_and_reports_each_epoch_once(cluster: Cluster, tmp_path: Path) -> None:
+    """Unmodified, from Ray's wheel: it copies its DDP model after every epoch, and both ranks report a checkpoint."""
+    cluster.at_least(2)
+    script = Path(str(files("ray.train.examples.pytorch") / "torch_linear_example.py"))
+    job = cluster.run(str(script), tmp_path, "--num-workers", "2", "--epochs", "30", HOME=str(tmp_path), **ON)
+    wait_for(lambda: "Reporting training result 2:" in job.said() or job.process.poll() is not None, 240.0, "an epoch")
+    mine = [marker for marker in markers() if marker.location.startswith(str(tmp_path))]
+    os.kill(next(marker.pid for marker in mine if marker.rank == 1), signal.SIGTERM)
+    assert job.wait() == 0, job.said()
+    said = job.said()
+    assert "training goes on" in said
+    results = re.findall(r"Reporting training result (\d+):", said)
+    assert sorted(map(int, results)) == sorted([*range(1, 31)] * 2)
+
+
+@pytest.mark.share(0)
+def test_lightning_on_ray_is_looked_after_by_the_adapter_of_lightning(
+    cluster: Cluster, expected: Any, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cluster.at_least(2)
+    job = run(cluster, "ray_lightning.py", tmp_path, gates=(4, 17))
+    pids = job.reach(4)
+    stop(job, pids[1])
+    job.open(4)
+    pids = job.reach(17, after=pids)  # one checkpoint of its own is older
+    stop(job, pids[0])
+    job.open(17)
+    assert job.result() == expected("ray_lightning.py")
+    assert [reason for reason, _ in commits(tmp_path)] == ["jit", "jit", "final"], job.said()
+    assert [(epoch, step) for epoch, step, _ in reported(tmp_path)] == [(0, 10), (1, 20), (2, 30)]
+
+
+@pytest.mark.share(0)
+def test_a_worker_that_cannot_be_protected_trains_or_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.at_least(2)
+    required = run(cluster, "ray_refused.py", tmp_path, HOLDFAST_ENABLED="require")
+    assert required.wait() == 1
+    why = r"PyTorch loops in this worker are not followed: .*SequentialLR"
+    assert re.search(rf"UnprotectedError: {why}.*refuses to train unprotected", required.said())
+    assert not (tmp_path / "began").exists()
+    job = run(cluster, "ray_refused.py", tmp_path)
+    assert job.wait() == 0, job.said()
+    assert re.search(why, job.said())
+    assert (tmp_path / "trained").exists()

@@ -28,7 +28,7 @@ from holdfast.torch.state import Objects, rank_file, read_tree
 
 log = logging.getLogger("holdfast")
 
-_SUPPORTED = ("SingleDeviceStrategy", "DDPStrategy")
+_SUPPORTED = ("SingleDeviceStrategy", "DDPStrategy", "RayDDPStrategy")
 _fits: dict[str, int] = {}
 
 
@@ -36,7 +36,7 @@ def why_not(trainer: Any) -> str | None:
     """Why holdfast keeps out of a fit, or None."""
     strategy = type(trainer.strategy).__name__
     if strategy not in _SUPPORTED:
-        return f"the strategy {strategy} is not supported, only {' and '.join(_SUPPORTED)}"
+        return f"the strategy {strategy} is not supported, only {', '.join(_SUPPORTED)}"
     return None
 
 

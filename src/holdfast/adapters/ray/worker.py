@@ -278,7 +278,10 @@ class Worker:
     def _on_signal(self, notice: Notice) -> None:
         """What trains here hears of signals by itself; until Ray stops this worker none of them ends the process."""
         if not self.engines and not self._over.is_set():
-            log.warning("%s received before the training has begun: Ray starts the workers anew", notice.detail)
+            log.warning(
+                "%s received while holdfast follows no training here: nothing is saved, Ray starts its workers anew",
+                notice.detail,
+            )
             self._leave()
 
     # ------------------------------------------------------------------ told by what trains here
