@@ -40,7 +40,7 @@ def enabled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 def patched(table: PatchSet) -> list[str]:
     """Targets whose replacement is in place."""
-    found = snapshot([table])
+    found = {target: getattr(value, "__func__", value) for target, value in snapshot([table]).items()}
     return [patch.target for patch in table.patches if getattr(found.get(patch.target), MARK, None) == patch.target]
 
 

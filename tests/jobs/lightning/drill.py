@@ -182,3 +182,13 @@ class Job(jobs.Job[Outcome]):
         fault = Path(self.spec.out, "fault")
         after_s = now - float(fault.read_text()) if self.spec.faults and fault.exists() else 0.0
         return Outcome(codes, seconds, self.log(), results, after_s)
+
+
+_shared: list[Server] = []
+
+
+def shared() -> Server:
+    """One server for all test modules."""
+    if not _shared:
+        _shared.append(Server())
+    return _shared[0]

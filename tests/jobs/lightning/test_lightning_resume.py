@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.lightning.drill import Outcome, Server, Spec
+from tests.jobs.lightning.drill import Outcome, Server, Spec, shared
 from tests.kit.checks import assert_whole, last_completed_when_noticed
 from tests.kit.jobs import journal
 
@@ -20,9 +20,7 @@ _known: dict[str, Outcome] = {}
 
 @pytest.fixture(scope="module")
 def server():
-    server = Server()
-    yield server
-    server.close()
+    return shared()
 
 
 def fault(

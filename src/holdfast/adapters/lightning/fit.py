@@ -12,15 +12,18 @@ from typing import Any
 import torch
 
 from holdfast.adapters.lightning.data import Pass
+from holdfast.adapters.lightning.logs import Logs
 from holdfast.adapters.lightning.loop import CHECKPOINT, RUN, Steps
 from holdfast.adapters.lightning.state import put_averages, put_logged, put_metric_states
-from holdfast.base.run_directory import default_location
+from holdfast.base.run_directory import default_location, home_of
 from holdfast.config import Settings
-from holdfast.errors import Preempted, StateError, StoreError
+from holdfast.errors import HoldfastError, Preempted, StateError, StoreError
 from holdfast.progress import Progress
 from holdfast.recorder.blackbox import BlackBox
 from holdfast.runtime.host import Host
-from holdfast.store.checkpoints import Checkpoint
+from holdfast.runtime.unfinished import Command, location_of_run
+from holdfast.store import open_backend
+from holdfast.store.checkpoints import Checkpoint, whole
 from holdfast.store.pipeline import read_checked
 from holdfast.torch import rng
 from holdfast.torch.ranks import torch_place
@@ -53,6 +56,27 @@ def location_of(root: str, number: int) -> str:
         return root
     path, query, options = root.partition("?")
     return f"{path.rstrip('/')}/fit-{number}{query}{options}"
+
+
+def redirect(trainer: Any, named: str, taken: str) -> None:
+    """Let the trainer, its loggers and its ModelCheckpoints write below ``taken`` where they would below ``named``."""
+    named, taken = (os.path.dirname(os.path.abspath(path)) for path in (named, taken))
+    for thing in (trainer, *trainer.loggers, *trainer.callbacks):
+        for attribute in ("_default_root_dir", "_root_dir", "_save_dir", "dirpath"):
+            path = vars(thing).get(attribute)
+            if isinstance(path, str | os.PathLike) and "://" not in str(path):
+                absolute = os.path.abspath(path)
+                if absolute == named or absolute.startswith(named + os.sep):
+                    moved = taken + absolute[len(named) :]
+                    setattr(thing, attribute, moved if os.path.isabs(path) else os.path.relpath(moved))
+
+
+def _told(trainer: Any) -> dict[str, Any]:
+    """What tells one fit of a script from another."""
+    module = trainer.lightning_module
+    names = ("max_epochs", "max_steps", "accumulate_grad_batches", "num_devices", "precision")
+    told = {name: str(getattr(trainer, name, None)) for name in names}
+    return {**told, "model": type(module).__name__, "hparams": dict(getattr(module, "hparams", {}))}
 
 
 class _Memory(io.RawIOBase):
@@ -90,7 +114,17 @@ class Fit:
         self.trainer = trainer
         self._root = root_of(settings, trainer)
         number = _fits[self._root] = _fits.get(self._root, 0) + 1
-        self.settings = settings.replace(dir=location_of(self._root, number))
+        root, self._command = self._root, None
+        if settings.dir is None:
+            self._command = Command.of_this_process(_told(trainer))
+            if trainer.is_global_zero:
+                root = location_of_run(root, settings, self._command)
+                if root != self._root:
+                    redirect(trainer, self._root, root)
+        self.settings = settings.replace(dir=location_of(root, number))
+        self.logs = Logs(trainer)
+        if self._has_saved():
+            self.logs.continue_versions(home_of(location_of(root, number)))
         self.steps: Steps | None = None
         """Where training is, once it has begun."""
         self.loss: Any = None
@@ -105,10 +139,20 @@ class Fit:
 
     # ------------------------------------------------------------------ the start
 
+    def _has_saved(self) -> bool:
+        """Whether an earlier attempt has left a checkpoint that this one resumes from."""
+        settings = self.settings
+        if not settings.checkpointing or settings.dir is None or settings.resume == "never":
+            return False
+        try:
+            return any(settings.resumes_from(found.manifest.run) for found in whole([open_backend(settings.dir)]))
+        except (HoldfastError, OSError):
+            return False  # what is wrong with it is reported when it is opened for good
+
     def load(self, connector: Any, original: Any, path: Any, weights_only: bool | None) -> None:
         """In place of Lightning's own loading: from the newest whole checkpoint, if there is one."""
         self._place = torch_place()
-        self.host = host = Host(self.settings, self._place)
+        self.host = host = Host(self.settings, self._place, command=self._command)
         loaded: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         checkpoint = host.resume(lambda found: loaded.__setitem__(slice(None), [self._read(found, weights_only)]))
         if path or checkpoint is None:
@@ -164,7 +208,11 @@ class Fit:
         trainer, host = self.trainer, self.host
         optimizers = {f"optimizer_{number}": optimizer for number, optimizer in enumerate(trainer.optimizers)}
         objects = Objects({"model": trainer.strategy.model, **optimizers}, host.rank, incremental=False)
-        steps = Steps(trainer, objects, BlackBox(host.box_path(), host.rank), self._place, rescue=self.settings.rescue)
+        self.logs.begin(host.session.home)
+        if self._run is not None:
+            self.logs.rewind(self._run.get("logs", {}), self._run["step"])
+        box = BlackBox(host.box_path(), host.rank)
+        steps = Steps(trainer, objects, box, self._place, self.logs, rescue=self.settings.rescue)
         for text in steps.inexact if host.rank == 0 else ():
             log.warning("a resume of this fit may not be exact: %s", text)
         run = self._run

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from holdfast.adapters.lightning import logs
 from holdfast.adapters.lightning.data import Pass, Spot
+from holdfast.adapters.lightning.logs import Logs
 from holdfast.adapters.lightning.state import (
     Averages,
     Counters,
@@ -49,6 +51,7 @@ class Note:
     data: Pass | None
     spot: Spot | None
     stop: bool
+    logs: logs.Note
     schedulers: list[Any] | None = None
     rest: dict[str, Any] | None = None
     """What changes in a validation and at the end of an epoch, where one of them follows."""
@@ -58,9 +61,12 @@ class Note:
 class Steps(Loop):
     """The position of a fit."""
 
-    def __init__(self, trainer: Any, objects: Objects, box: BlackBox, place: Place, *, rescue: bool) -> None:
+    def __init__(
+        self, trainer: Any, objects: Objects, box: BlackBox, place: Place, logs: Logs, *, rescue: bool
+    ) -> None:
         super().__init__(objects, box, place.rank, rescue=rescue)
         self.trainer = trainer
+        self.logs = logs
         self.counters = Counters(trainer.fit_loop)
         self.data: Pass | None = None
         self.at_end = False
@@ -149,6 +155,7 @@ class Steps(Loop):
             data,
             None if data is None else data.here(),
             trainer.should_stop,
+            self.logs.note(),
         )
         if self._late_schedulers:
             note.schedulers = self._schedulers()
@@ -193,6 +200,8 @@ class Steps(Loop):
         inexact = [] if self.at_end else list(self.inexact)
         # At a boundary all ranks are here, on their training threads: hooks of the user may talk to each other.
         checkpoint = self._dump() if at_boundary else None
+        if at_boundary:
+            self.logs.flush()
 
         def own() -> list[Any]:
             return [tree_image(rank_file(self.rank), tree)]
@@ -269,6 +278,7 @@ class Steps(Loop):
     def _run_tree(self, step: int, own: dict[str, Any]) -> dict[str, Any]:
         note, trainer = self.noted, self.trainer
         return {
+            "logs": self.logs.content(self.logs.note() if self.at_end else note.logs),
             **super()._run_tree(step, own),
             "loops": self._loops(),
             "stop": note.stop,

@@ -100,6 +100,26 @@ LIGHTNING = PatchSet(
             wrap="terminate_all",
             why="surviving ranks get the grace period to save: Lightning kills them within seconds",
         ),
+        Patch(
+            target="lightning.fabric.loggers.csv_logs:_ExperimentWriter.log_metrics",
+            wrap="log_row",
+            why="count the rows of a table: those after the boundary are taken back at a resume",
+        ),
+        Patch(
+            target="lightning.pytorch.callbacks.model_checkpoint:ModelCheckpoint._save_checkpoint",
+            wrap="save_checkpoint",
+            why="know which files are of the part of a run that is lost",
+        ),
+        Patch(
+            target="lightning.pytorch.callbacks.model_checkpoint:ModelCheckpoint._link_checkpoint",
+            wrap="link_checkpoint",
+            why="the same of links",
+        ),
+        Patch(
+            target="lightning.pytorch.callbacks.model_checkpoint:ModelCheckpoint._remove_checkpoint",
+            wrap="remove_checkpoint",
+            why="the same of files that are removed",
+        ),
     ),
     reads=(
         Reads("lightning.pytorch.trainer.trainer:Trainer._checkpoint_connector"),

@@ -201,6 +201,42 @@ class Wrappers:
 
         return evaluation_step
 
+    # ------------------------------------------------------------------ files
+
+    def log_row(self, original: Any) -> Any:
+        def log_metrics(writer: Any, *args: Any, **kwargs: Any) -> None:
+            original(writer, *args, **kwargs)
+            writer._holdfast_rows = vars(writer).get("_holdfast_rows", 0) + 1
+
+        return log_metrics
+
+    def save_checkpoint(self, original: Any) -> Any:
+        def _save_checkpoint(callback: Any, trainer: Any, filepath: str) -> None:
+            fit = self._fit_of(trainer)
+            if fit is not None:
+                fit.logs.saved(filepath)
+            original(callback, trainer, filepath)
+
+        return _save_checkpoint
+
+    def link_checkpoint(self, original: Any) -> Any:
+        def _link_checkpoint(trainer: Any, filepath: str, linkpath: str) -> None:
+            fit = self._fit_of(trainer)
+            if fit is not None:
+                fit.logs.saved(linkpath)
+            original(trainer, filepath, linkpath)
+
+        return _link_checkpoint
+
+    def remove_checkpoint(self, original: Any) -> Any:
+        def _remove_checkpoint(callback: Any, trainer: Any, filepath: str) -> None:
+            original(callback, trainer, filepath)
+            fit = self._fit_of(trainer)
+            if fit is not None:
+                fit.logs.removed(filepath)
+
+        return _remove_checkpoint
+
     # ------------------------------------------------------------------ signals
 
     def register_signal_handlers(self, original: Any) -> Any:

@@ -1,6 +1,7 @@
 """An ordinary Lightning script: python lightning_train.py OUT [--name value …]."""
 
 import argparse
+import datetime
 import hashlib
 import importlib
 import itertools
@@ -40,6 +41,8 @@ options.add_argument("--own-strategy", action="store_true")
 options.add_argument("--ckpt", help="go on from this file")
 options.add_argument("--silent", action="store_true", help="tell nobody which step is done")
 options.add_argument("--fits", type=int, default=1)
+options.add_argument("--logs", action="store_true", help="with loggers, and checkpoints in their folder")
+options.add_argument("--dated", action="store_true", help="in a folder that is named by the clock")
 args = options.parse_args()
 
 L = importlib.import_module(args.package)
@@ -192,8 +195,15 @@ for number in range(args.fits):
     if args.own_checkpoints:
         callbacks.append(L.callbacks.ModelCheckpoint(dirpath=out / "own", every_n_train_steps=5, save_last=True))
         callbacks.append(L.callbacks.OnExceptionCheckpoint(out / "own"))
+    root = out / (f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}" if args.dated else "root")
+    loggers = False
+    if args.logs:
+        kinds = importlib.import_module(f"{args.package}.loggers")
+        loggers = [kinds.CSVLogger(root, flush_logs_every_n_steps=5), kinds.TensorBoardLogger(root, "tb")]
+        for more in ({"monitor": "train_loss_epoch", "save_last": True}, {"every_n_train_steps": 6, "save_top_k": -1}):
+            callbacks.append(L.callbacks.ModelCheckpoint(filename=f"{len(callbacks)}-{{step}}", **more))
     trainer = L.Trainer(
-        default_root_dir=out / "root",
+        default_root_dir=root,
         accelerator="cpu",
         devices=args.devices,
         strategy=OwnStrategy(torch.device("cpu")) if args.own_strategy else "ddp" if args.devices > 1 else "auto",
@@ -205,7 +215,7 @@ for number in range(args.fits):
         callbacks=callbacks,
         reload_dataloaders_every_n_epochs=args.reload,
         limit_train_batches=int(args.limit) if args.limit > 1 else args.limit,
-        logger=False,
+        logger=loggers,
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
