@@ -109,6 +109,8 @@ class Files:
     """Another rank's part, from what it left on this machine; None if that is not enough."""
     inexact: Sequence[str] = ()
     """What of it is not exact, in words; complete once ``shared`` was called."""
+    own_inexact: Sequence[str] = ()
+    """What of this rank's own part is not exact."""
     settle: Callable[[], None] = lambda: None
     """Waits until nothing of it is read from live state any more. The save may begin before that."""
 
@@ -330,13 +332,17 @@ class Saver:
         images = [*files.own(), *(files.shared() if leads else ())]
         entries = self._put(attempt, save, images)
         if not leads:
-            self._hand_in(backend, save, entries)
+            self._hand_in(backend, save, files, entries)
             return self._await_commit(attempt, save, files)
         return self._lead(attempt, save, files, entries, began)
 
-    def _hand_in(self, backend: Backend, save: Save, entries: Sequence[FileEntry]) -> None:
+    def _hand_in(self, backend: Backend, save: Save, files: Files, entries: Sequence[FileEntry]) -> None:
         """Tell the leader what this rank has written."""
-        part = {"token": self.token, "files": [entry.as_dict() for entry in entries]}
+        part = {
+            "token": self.token,
+            "files": [entry.as_dict() for entry in entries],
+            "inexact": list(files.own_inexact),
+        }
         backend.put_part(save.name, f"rank-{self.rank:05d}", json.dumps(part).encode())
 
     def _claim(self, backend: Backend, save: Save) -> bool:
@@ -441,6 +447,7 @@ class Saver:
         backend, limit = attempt.backend, attempt.limit
         missing = set(range(self.world)) - {self.rank}
         asked: set[int] = set()
+        inexact = list(files.own_inexact)
         pause = 0.005
         began = time.monotonic()
         while missing:
@@ -450,6 +457,7 @@ class Saver:
                 content = json.loads(data)
                 if rank in missing and content["token"] == self.token:
                     entries += [FileEntry.from_dict(entry) for entry in content["files"]]
+                    inexact += content.get("inexact", ())
                     missing.discard(rank)
             failed = attempt.failures() if missing else {}
             for rank, why in failed.items():
@@ -483,7 +491,7 @@ class Saver:
                 pause = min(pause * 1.5, 0.2)
         if missing and not self.replicated:
             raise StoreError(f"the part of rank {min(missing)} is missing and no other rank holds a copy of it")
-        return [f"the random state and data position of rank {rank} are lost" for rank in sorted(missing)]
+        return inexact + [f"the random state and data position of rank {rank} are lost" for rank in sorted(missing)]
 
     def _say(self, backend: Backend, save: Save, kind: str, rank: int, token: str | None = None) -> None:
         word = {"token": self.token if token is None else token}
@@ -511,7 +519,7 @@ class Saver:
             heir = dict(json.loads(parts[_HEIR])) if _HEIR in parts else None
             if not asked and self._is_said(parts, _WANTED, self.rank):
                 asked = True
-                self._hand_in(backend, save, self._put(attempt, save, files.own()))
+                self._hand_in(backend, save, files, self._put(attempt, save, files.own()))
             leader = int(heir["rank"]) if heir else 0
             error = attempt.failures().get(leader)
             dead = self._is_dead(leader)

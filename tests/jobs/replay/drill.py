@@ -73,6 +73,10 @@ def _train(spec: Spec, rank: int) -> None:
     torch.set_num_threads(1)
     if spec.faults:
         _inject(spec, rank)
+    if "ROOM" in os.environ:  # bytes for variables in a checkpoint
+        import holdfast.adapters.replay.loop
+
+        holdfast.adapters.replay.loop.LIMIT = int(os.environ["ROOM"])
     if os.environ["HOLDFAST_ENABLED"] != "0":
         import holdfast.adapters.replay.patches
 

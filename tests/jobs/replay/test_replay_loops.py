@@ -6,6 +6,7 @@ import pytest
 
 from tests.jobs.replay import drill
 from tests.jobs.replay.checks import check, go_on, uninterrupted
+from tests.kit.checks import assert_whole
 
 CASES = {
     "plain_mnist": ["epoch 2 batch 4", "backward 1", "optimizer 17", "test 1 batch 1", "epoch 1 mean"],
@@ -57,6 +58,23 @@ def test_a_notice_in_or_after_the_last_step_lets_the_run_end_or_saves_it(plain, 
 @pytest.mark.share(3)
 def test_loops_of_other_kinds(plain, tmp_path, kind, place):
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_kinds", faults=[{"at": place}], options=[kind]))
+
+
+@pytest.mark.core
+def test_variables_that_hold_much_are_restored(plain, tmp_path):
+    """A deque of 6,000 transitions, closures, generators, slots, thirty dataclasses one inside the other."""
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_memory", faults=[{"at": "step 5"}]))
+
+
+def test_a_variable_that_finds_no_room_is_named_at_the_save_and_at_the_resume(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_memory", 1, [{"at": "step 3"}], {"COUNT": "600", "ROOM": "2000"})
+    first = plain.run(spec)
+    assert first.codes == [143]
+    assert "lacks variables of the script: main: memory" in first.log
+    (said,) = assert_whole(spec.dir).manifest.inexact
+    assert said.startswith("variables of rank 0: ")
+    assert "found no room" in said
+    assert "the checkpoint lacks variables of the script" in plain.run(spec.plain()).log
 
 
 @pytest.mark.core

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from types import FrameType
@@ -256,6 +257,7 @@ class Follower(Events):
         mirror = f"{box.path}.seen" if box.path is not None and place.world > 1 else None
         seen = Seen(mirror, around=self._around)
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)
+        self.loop.frames.note_start(sys._getframe())
         if self._replay is not None:
             self._replay.begin(self.loop, self._birth)
             if host.rank == 0:

@@ -1,12 +1,14 @@
-"""The tensors that a loop's own variables hold: a hidden state, a sum, a permutation, a batch fetched ahead.
+"""The tensors that a loop's own variables hold: a hidden state, a sum, a permutation, a replay buffer.
 
 A replay brings the script to the same line with variables of the same shape, but not of the same content, since
 nothing was computed. So a checkpoint holds the content of the tensors, arrays and generators that the frames of the
 loop can reach, under their names, and on resume it is put into those that are there, in place: whoever else holds
 them, an iterator say, sees it too.
 
-Only a save looks at frames; a step costs nothing. Small things come first, up to a limit, since what is large (the
-logits of the last step) is hardly ever read again; what was left out becomes NaN on resume where it can, or is named.
+Only a save looks at frames; a step costs nothing. What was there when the loop began and is unchanged, such as a
+dataset, is made by the script again. Of the rest small things come first, up to a limit. What is left out is named, at
+the save and at the resume. Large values that still belong to a graph, the logits of the last step say, are hardly ever
+read again: they become NaN.
 """
 
 from __future__ import annotations
@@ -16,195 +18,249 @@ import os
 import random
 import sys
 import weakref
-from collections import deque
-from collections.abc import Container, Iterator, Mapping
-from inspect import CO_OPTIMIZED
-from types import FrameType, FunctionType, MethodType, ModuleType
+import zlib
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 
-LIMIT = 64 << 20
-"""Bytes that variables may add to a checkpoint of one rank."""
+from holdfast.adapters.replay.packed import Content, pack, pack_names, unpack, unpack_names
+from holdfast.adapters.replay.walk import Found, Walk, address, is_array
 
+LIMIT = 1 << 30
+"""Bytes that variables may add to a checkpoint of one rank; more where models and optimizers have more."""
+_GRAPH = 64 << 20
+"""Bytes of values that belong to a graph."""
 _LARGE = 1 << 20
 _SMALL = 1 << 16
-_DEEP = 6
-_LONG = 4096
-_VISITS = 100_000
+_DATASET = 64 << 20
+"""Bytes of small tensors from which on they count as data."""
+_NOTED = 64 << 20
+"""Bytes that are copied before an evaluation begins."""
+_MANY = 100_000
+"""Objects that are looked into before an evaluation. Where there are more, a save waits for its end."""
+_AT_START = 300_000
+"""Objects that are looked into as a loop begins."""
+_HUGE = 1 << 30
+"""Bytes of an array that is not read to its end to find out whether it has changed, but in many places."""
+_LINES, _LINE = 1 << 16, 64
+"""How many, and their bytes."""
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _STEP = f"{_TORCH}optim/optimizer.py"
 """It holds what ``optimizer.step(closure)`` is about to return."""
-
-_NOBODY_ELSE = 3
-"""References to a dictionary that a frame and one variable of ours hold, and the call that counts."""
-
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
-_SKIPPED = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, MethodType, FrameType)
-_MACHINERY = {"_parameters", "_buffers", "_modules"}
-"""Attributes of a module that a checkpoint holds anyway."""
 
-_HANDLED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.utils.data.DataLoader)
-_CLOSED = ("torch.", "numpy", "holdfast.", "builtins", "_")
-
-Found = dict[str, Any]
 Noted = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Variables:
+    """The content of the variables of one rank."""
+
+    content: Content = field(default_factory=dict)
+    """By name; None: it was too much."""
+    shared: list[list[str]] = field(default_factory=list)
+    """Names of tensors that lie in the same memory."""
+    cut: list[str] = field(default_factory=list)
+    """What is left out, in words."""
+
+    def tree(self) -> dict[str, Any]:
+        """As a checkpoint holds it."""
+        rest, stacks = pack(self.content)
+        shared = [pack_names(names) for names in self.shared]
+        return {"variables": rest, "stacks": stacks, "shared": shared, "cut": self.cut}
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Variables:
+        content = unpack(tree["variables"], tree.get("stacks", []))
+        return cls(content, [unpack_names(names) for names in tree.get("shared", [])], tree.get("cut", []))
 
 
 class Frames:
     """Finds what the frames of one thread hold."""
 
     def __init__(self) -> None:
-        self._constant: dict[int, tuple[Any, int]] = {}
+        self._constant: dict[int, tuple[Any, Any]] = {}
+        self._many = False
+
+    def note_start(self, frame: FrameType | None) -> None:
+        """The loop begins: what is there was made without any of its modules, and will be made again.
+
+        Small tensors are saved all the same, since ``x.data`` changes them without a trace, unless there is a whole
+        dataset of them."""
+        found = Walk(most=_AT_START).frames(_script_frames(frame)).found
+        small = [one for one in found.values() if isinstance(one, torch.Tensor) and one.nbytes <= _LARGE]
+        self._note_constants(found, above=0 if sum(one.nbytes for one in small) > _DATASET else _LARGE)
 
     def note_constants(self, frame: FrameType | None) -> None:
-        """Large tensors that are there now, such as a dataset, are made by the script again; if they stay as they are,
-        no checkpoint need hold them."""
-        for value in self.find(frame).values():
-            if isinstance(value, torch.Tensor) and value.nbytes > _LARGE:
-                self._constant[id(value)] = (weakref.ref(value), value._version)
+        """In its first steps: large tensors that are there now, moved to a device say."""
+        found = Walk(most=_AT_START).frames(_script_frames(frame)).found
+        self._note_constants({name: one for name, one in found.items() if isinstance(one, torch.Tensor)}, above=_LARGE)
 
-    def find(self, frame: FrameType | None, known: Container[int] = ()) -> Found:
-        """By name, what the frames from ``frame`` outward reach; ``known``: memory that is saved anyway."""
-        found: Found = {}
-        visited: set[int] = set()
-        for number, one in enumerate(reversed(list(_script_frames(frame)))):
-            for name, value in _variables(one).items():
-                if not name.startswith("__"):
-                    self._walk(value, f"{number} {one.f_code.co_qualname} {name}", 0, found, visited, known)
-        return found
+    def _note_constants(self, found: Found, *, above: int) -> None:
+        for value in found.values():
+            if isinstance(value, torch.Tensor) and value.nbytes > above:
+                known = self._constant.get(id(value))
+                if known is None or known[0]() is not value:
+                    self._constant[id(value)] = (weakref.ref(value), value._version)
+            elif is_array(value) and value.nbytes > _LARGE:
+                self._constant[id(value)] = (weakref.ref(value), _mark(value))
 
-    def _walk(self, value: Any, path: str, depth: int, found: Found, visited: set[int], known: Container[int]) -> None:
-        if isinstance(value, _SKIPPED) or id(value) in visited or len(visited) > _VISITS:
-            return
-        visited.add(id(value))
-        if isinstance(value, torch.Tensor):
-            if type(value) is torch.Tensor and _address(value) not in known and not self._is_constant(value):
-                found[path] = value
-            return
-        if _is_array(value) or _is_generator(value):
-            found[path] = value
-            return
-        if depth < _DEEP:
-            for name, item in _parts(value):
-                self._walk(item, f"{path}{name}", depth + 1, found, visited, known)
+    def _is_constant(self, value: Any) -> bool:
+        reference, version = self._constant.get(id(value), (None, None))
+        if reference is None or reference() is not value:
+            return False
+        return bool(version == (value._version if isinstance(value, torch.Tensor) else _mark(value)))
 
-    def _is_constant(self, tensor: torch.Tensor) -> bool:
-        reference, version = self._constant.get(id(tensor), (lambda: None, -1))
-        return reference() is tensor and bool(version == tensor._version)
-
-    def note(self, frame: FrameType | None, known: Container[int]) -> Noted:
-        """What they hold now, for a save that may come later: small things as copies, of large ones that they were."""
+    def note(self, frame: FrameType | None, known: Container[int]) -> Noted | None:
+        """What they hold now, for a save that may come later: small things as copies, of large ones that they were.
+        None where they hold very much."""
+        if self._many:
+            return None
+        walk = Walk(known, most=_MANY).frames(_script_frames(frame))
+        if walk.cut:
+            self._many = True
+            return None
         noted: Noted = {}
-        for path, value in self.find(frame, known).items():
-            if not isinstance(value, torch.Tensor):
-                noted[path] = copy.deepcopy(_state_of(value)) if getattr(value, "nbytes", 0) <= _SMALL else None
-            elif value.nbytes <= _SMALL:
-                noted[path] = value.detach().clone()
+        used = 0
+        for name, value in walk.found.items():
+            size = getattr(value, "nbytes", 0)
+            if isinstance(value, torch.Tensor):
+                if self._is_constant(value):
+                    continue
+                if size <= _SMALL and used + size <= _NOTED:
+                    used += size
+                    noted[name] = value.detach().clone()
+                else:
+                    noted[name] = _Unchanged(weakref.ref(value), value._version)
+            elif size <= _SMALL and used + size <= _NOTED:
+                used += size
+                noted[name] = copy.deepcopy(_state_of(value))
             else:
-                noted[path] = (weakref.ref(value), value._version)
+                noted[name] = _Unchanged(weakref.ref(value), None)
         return noted
 
-    def content(self, frame: FrameType | None, known: Container[int]) -> dict[str, Any]:
+    def content_of(self, noted: Noted, limit: int = LIMIT) -> Variables:
+        """What a checkpoint holds of variables that were noted before."""
+        values: dict[str, Any] = {}
+        changed = []
+        for name, state in noted.items():
+            values[name] = state
+            if isinstance(state, _Unchanged):
+                value = state.reference()
+                if is_array(value):  # its content is not known at a glance
+                    if self._is_constant(value):
+                        del values[name]
+                        continue
+                    value = None
+                values[name] = value if value is not None and value._version == state.version else None
+                if values[name] is None:
+                    changed.append(_plain(name))
+        cut = [f"{_list(changed)} may have changed since the last boundary"] if changed else []
+        return _limited(values, limit, cut, lambda value: value.detach() if isinstance(value, torch.Tensor) else value)
+
+    def content(self, frame: FrameType | None, known: Container[int], limit: int = LIMIT) -> Variables:
         """What a checkpoint holds of them."""
-        return _limited({path: _state_of(value) for path, value in self.find(frame, known).items()})
+        walk = Walk(known).frames(_script_frames(frame))
+        found = {name: value for name, value in walk.found.items() if not self._is_constant(value)}
+        return _limited(found, limit, walk.cut)
 
-    def put_back(self, frame: FrameType | None, content: Mapping[str, Any]) -> list[str]:
+    def put_back(self, frame: FrameType | None, variables: Variables) -> list[str]:
         """Give the variables their content; returns the names of those that are not there, or of another kind."""
-        found = self.find(frame)
-        return [path for path, state in content.items() if path not in found or not _restore(found[path], state)]
+        walk = Walk().frames(_script_frames(frame))
+        there = {**walk.names, **walk.found}
+        together = {name: number for number, names in enumerate(variables.shared) for name in names}
+        owners: dict[int, int | str] = {}
+        strange = []
+        for name, state in variables.content.items():
+            value = there.get(name)
+            if isinstance(value, torch.Tensor):
+                # Answers of a replay may share memory where the real ones did not.
+                mine = together.get(name, name)
+                if owners.setdefault(address(value), mine) != mine:
+                    value.data = value.data.clone()
+            if name not in there or not _restore(value, state):
+                strange.append(name)
+        return strange
 
 
-def content_of(noted: Noted) -> dict[str, Any]:
-    """What a checkpoint holds of variables that were noted before."""
-    content: dict[str, Any] = {}
-    for path, state in noted.items():
-        if isinstance(state, tuple):
-            reference, version = state
-            tensor = reference()
-            state = tensor.detach() if tensor is not None and tensor._version == version else None
-        content[path] = state
-    return _limited(content)
+@dataclass(frozen=True, slots=True)
+class _Unchanged:
+    """A large value that was not copied. A tensor can be saved as long as it has this version."""
+
+    reference: weakref.ref[Any]
+    version: int | None
 
 
-def _limited(content: dict[str, Any]) -> dict[str, Any]:
+def _limited(
+    found: Mapping[str, Any], limit: int, cut: list[str], state_of: Callable[[Any], Any] | None = None
+) -> Variables:
     """Small things first; None for what is too much."""
-    used = 0
-    limited = {}
-    for path, state in sorted(content.items(), key=lambda item: getattr(item[1], "nbytes", 0)):
-        used += getattr(state, "nbytes", 0)
-        limited[path] = state if used <= LIMIT else None
-    return limited
+    used = graph = left = 0
+    variables = Variables(cut=list(cut))
+    out: list[str] = []
+    places: dict[int, list[str]] = {}
+    for name, value in sorted(found.items(), key=lambda item: getattr(item[1], "nbytes", 0)):
+        size = getattr(value, "nbytes", 0)
+        variables.content[name] = None
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            graph += size
+            if graph > _GRAPH:
+                continue
+        elif used + size > limit:
+            left += size
+            out.append(_plain(name))
+            continue
+        used += size
+        if isinstance(value, torch.Tensor):
+            places.setdefault(address(value), []).append(name)
+        variables.content[name] = None if value is None else (state_of or _state_of)(value)
+    variables.shared = [names for names in places.values() if len(names) > 1]
+    if out:
+        variables.cut.append(
+            f"{_list(out)}, {left / 2**20:.0f} MiB, found no room: a checkpoint holds up to {limit / 2**20:.0f} MiB of "
+            f"variables"
+        )
+    return variables
 
 
-def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Outward, without those of torch, but for an optimizer's step, and of holdfast; up to Ray, which calls a script's
-    function and holds a great deal that is not the script's."""
+def _plain(name: str) -> str:
+    """A name as in the script: ``train: memory[3]``."""
+    return name.split(" ", 1)[1].replace(" ", ": ")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _mark(array: Any) -> int | None:
+    """A number that is another once an array has changed."""
+    if not array.flags.writeable:
+        return None
+    flat = array.reshape(-1).view("u1")  # a copy where it is not contiguous
+    if flat.nbytes > _HUGE:
+        pitch = flat.nbytes // _LINES
+        flat = flat[: pitch * _LINES].reshape(_LINES, pitch)[:, :_LINE].copy().reshape(-1)
+    return zlib.crc32(flat)
+
+
+def _script_frames(frame: FrameType | None) -> list[FrameType]:
+    """From the outermost, without those of torch, but for an optimizer's step, and of holdfast; up to Ray, which calls
+    a script's function and holds a great deal that is not the script's."""
     ray = sys.modules.get("ray")
     end = os.path.dirname(ray.__file__) + os.sep if ray is not None and ray.__file__ else None
+    frames: list[FrameType] = []
     while frame is not None:
         name = frame.f_code.co_filename
         if end is not None and name.startswith(end):
-            return
+            break
         if name == _STEP or not name.startswith((_TORCH, _OURS)):
-            yield frame
+            frames.append(frame)
         frame = frame.f_back
-
-
-def _variables(frame: FrameType) -> dict[str, Any]:
-    """What the variables of a frame hold. CPython keeps the dictionary that it makes of them as long as the frame runs,
-    and with it what the variables no longer hold, the logits of the first step say: it is emptied, unless the script
-    has it too, from ``locals()``."""
-    there = frame.f_locals
-    held = dict(there)
-    if frame.f_code.co_flags & CO_OPTIMIZED and type(there) is dict and sys.getrefcount(there) <= _NOBODY_ELSE:
-        there.clear()
-    return held
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """The things inside ``value``, with what to add to its name."""
-    if isinstance(value, list | tuple | deque):
-        if len(value) <= _LONG:
-            for index, item in enumerate(value):
-                yield f"[{index}]", item
-    elif isinstance(value, Mapping):
-        if len(value) <= _LONG:
-            for key, item in list(value.items()):
-                if isinstance(key, str | int):
-                    yield f"[{key!r}]", item
-    elif isinstance(value, torch.nn.Module):
-        for name, module in value.named_modules():
-            for key, item in list(vars(module).items()):
-                if key not in _MACHINERY and not key.startswith("_forward") and not key.startswith("_backward"):
-                    yield f".{name}.{key}" if name else f".{key}", item
-    elif not isinstance(value, _HANDLED) and not type(value).__module__.startswith(_CLOSED):
-        for key, item in list(getattr(value, "__dict__", {}).items()):
-            yield f".{key}", item
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage().data_ptr()) or id(tensor)
-    except (RuntimeError, NotImplementedError):
-        return id(tensor)
-
-
-def addresses(tensors: Iterator[torch.Tensor]) -> set[int]:
-    return {_address(tensor) for tensor in tensors}
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
-
-
-def _is_generator(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    kinds: tuple[type, ...] = (torch.Generator, random.Random)
-    if numpy is not None:
-        kinds = (*kinds, numpy.random.Generator, numpy.random.RandomState)
-    return isinstance(value, kinds)
+    return frames[::-1]
 
 
 def _state_of(value: Any) -> Any:
@@ -214,7 +270,7 @@ def _state_of(value: Any) -> Any:
         return value.get_state()
     if isinstance(value, random.Random):
         return value.getstate()
-    if _is_array(value):
+    if is_array(value):
         return value
     if hasattr(value, "bit_generator"):
         return value.bit_generator.state
@@ -233,8 +289,8 @@ def _restore(value: Any, state: Any) -> bool:
         value.set_state(state)
     elif isinstance(value, random.Random):
         value.setstate(state)
-    elif _is_array(value):
-        if not _is_array(state) or (state.shape, state.dtype) != (value.shape, value.dtype):
+    elif is_array(value):
+        if not is_array(state) or (state.shape, state.dtype) != (value.shape, value.dtype):
             return False
         if not value.flags.writeable:
             return False

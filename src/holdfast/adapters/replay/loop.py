@@ -8,7 +8,9 @@ is of the last one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import logging
 import os
 import sys
 import threading
@@ -19,10 +21,11 @@ from typing import Any
 
 import torch
 
-from holdfast.adapters.replay.frames import Frames, Noted, addresses, content_of
+from holdfast.adapters.replay.frames import LIMIT, Frames, Noted, Variables
 from holdfast.adapters.replay.objects import Registry
 from holdfast.adapters.replay.reads import Seen, read_mirror
 from holdfast.adapters.replay.trace import AFTER, Trace, table_of
+from holdfast.adapters.replay.walk import addresses
 from holdfast.config import Settings
 from holdfast.engine.saving import Files
 from holdfast.errors import StateError
@@ -36,6 +39,8 @@ from holdfast.torch.codec import encode
 from holdfast.torch.data.batches import Batches, _generators
 from holdfast.torch.loop import Loop, _record_of
 from holdfast.torch.state import Objects, rank_file, read_tree, tree_image, write_tree
+
+log = logging.getLogger("holdfast")
 
 _ABSENT = object()
 _MOST_GRADIENTS = 64 << 20
@@ -101,6 +106,8 @@ class Followed(Loop):
         """What whoever runs the script wants to know again when the loop is replayed, at a save,"""
         self.recalled: dict[str, Any] = {}
         """and what it said at the save that this process goes on from."""
+        self._cut: list[str] = []
+        """Variables of the script that the last save could not hold, in words."""
         self.behind = False
         """Whether the last point is not where the loop is now."""
         self._version = -1
@@ -151,7 +158,7 @@ class Followed(Loop):
         trained = {name: model for name, model in objects.models.items() if self.registry.is_trained(model)}
         objects.models = trained
         objects.gradient_orders = {name: one for name, one in objects.gradient_orders.items() if name in trained}
-        if len(trained) < len(self.registry.roots()):
+        if not all(self.registry.is_trained(root) for root in self.registry.roots()):
             gc.collect()
 
     def note(self, side: int, *, rarely: bool = False, random: bool = True) -> None:
@@ -270,6 +277,8 @@ class Followed(Loop):
             for number, loader in self.closed_loaders().items()
         }
         open_now = {one.number: (one.batches, one.held) for one in self.open_passes() if one.batches is not None}
+        variables = self._variables_now()
+        self._tell_what_is_cut(variables.cut)
         going_on = {number: one for number, one in {**self._since, **open_now}.items() if number < passes}
         return {
             "random": rng.capture() if record is None else record.random,
@@ -281,7 +290,7 @@ class Followed(Loop):
                 "point": {"side": side, "events": events, "digest": digest, "step": step, "seen": seen},
                 "table": table_of(self.trace.table[:passes]),
                 "seen": self.seen.content(),
-                "variables": self._variables_now(),
+                **variables.tree(),
                 "gradients": self._gradients(),
                 "fetches": self.fetches,
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and fits(held)},
@@ -302,19 +311,30 @@ class Followed(Loop):
         files = super().files(live=live, at_boundary=self._exact)
         self.lost = files.inexact if isinstance(files.inexact, list) else []
         behind = self.resting and self._variables is None and self.broken is None
-        if not self._exact and behind and self._variables_now():
+        if not self._exact and behind and self._variables_now().content:
             self.lost.append(
                 f"tensors of the script may have changed since step {self.step}, and what followed it runs again"
             )
-        return files
+        own_inexact = [f"variables of rank {self.rank}: {what}" for what in self._cut]
+        return dataclasses.replace(files, own_inexact=own_inexact)
 
     def _rests(self) -> bool:
         return False  # what comes after the last point runs again
 
-    def _variables_now(self) -> dict[str, Any]:
+    def _variables_now(self) -> Variables:
+        limit = max(LIMIT, self._size)
         if not self._exact and self._variables is not None:
-            return content_of(self._variables)
-        return self.frames.content(self._frame(), self._known_memory())
+            return self.frames.content_of(self._variables, limit)
+        return self.frames.content(self._frame(), self._known_memory(), limit)
+
+    def _tell_what_is_cut(self, cut: list[str]) -> None:
+        if cut and cut != self._cut:
+            log.warning(
+                "the checkpoint of step %d lacks variables of the script: %s. holdfast.track keeps what matters",
+                self.step,
+                "; ".join(cut),
+            )
+        self._cut = cut
 
     def _frame(self) -> Any:
         if self.broken is not None:

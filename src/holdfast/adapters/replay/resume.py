@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from holdfast.adapters.replay.frames import Variables
 from holdfast.adapters.replay.loop import VERSION, Followed
 from holdfast.adapters.replay.outputs import Outputs
 from holdfast.adapters.replay.passes import Samples, Watched
@@ -179,7 +180,14 @@ class Replay:
             assert isinstance(one, Watched)
             if one.batches is None:
                 one.open(position)
-        strange = loop.frames.put_back(sys._getframe(), self.saved["variables"])
+        variables = Variables.of(self.saved)
+        if variables.cut:
+            log.warning(
+                "the checkpoint lacks variables of the script, which are now what the replay made of them: %s. If they "
+                "matter, holdfast.track keeps them",
+                "; ".join(variables.cut),
+            )
+        strange = loop.frames.put_back(sys._getframe(), variables)
         if strange and self.saved["exact"]:
             names = ", ".join(sorted({path.split(" ", 1)[1].replace(" ", ": ") for path in strange})[:5])
             log.warning("these variables could not be given what they held: %s. If they matter, holdfast.track", names)
