@@ -159,6 +159,10 @@ class Loop:
                     if running or buffer._version != seen:
                         moving.append(buffer)
         if len(moving) != (len(self._buffers.tensors) if self._buffers is not None else 0):
+            if self._buffers is not None and not moving:  # those of a model that the script has dropped
+                self._buffers.remove()
+                self._buffers = None
+                return
             self._buffers = KeptBuffers(moving, f"{self.box.path}.buffers" if self.box.path else None)
             self._buffers.keep(self.step)
 
