@@ -48,6 +48,16 @@ def test_compiled_and_eager_training_too(keras: Server, tmp_path: Path, how: str
     Case(keras, tmp_path, "keras_train.py", how).check(moments("batch_end:17"))
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("kind", [["gan"], ["vae"], ["call"], ["gan", "--eager"]], ids=str)
+@pytest.mark.parametrize("module", ["keras", "tf_keras"])
+@pytest.mark.share(4)
+def test_a_model_with_a_step_of_its_own(keras: Server, tmp_path: Path, module: str, kind: list[str]) -> None:
+    """Without ``call``, or with several optimizers: only its step makes all variables."""
+    case = Case(keras, tmp_path, "keras_own_step.py", *kind, KERAS_KIND=module)
+    case.check(moments("batch:17"), moments("epoch:1"))
+
+
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
 @pytest.mark.parametrize("data", ["dataset", "arrays"])
 @pytest.mark.share(3)

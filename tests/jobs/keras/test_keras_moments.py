@@ -182,6 +182,44 @@ def test_the_switch_wins_over_the_callback(keras: Server, tmp_path: Path) -> Non
     assert not (tmp_path / "kept").exists()
 
 
+LOOP = "holdfast does not protect this loop: of Keras it protects fit"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (["tape"], LOOP),
+        (["fit", "--backend", "jax"], "holdfast does not protect fit of Keras on jax: set KERAS_BACKEND to tensorflow"),
+        (["train_on_batch"], LOOP),
+    ],
+    ids=["tape", "jax", "train_on_batch"],
+)
+@pytest.mark.parametrize("module", ["keras", "tf_keras"])
+@pytest.mark.share(2)
+def test_what_is_not_protected_is_said_once(
+    keras: Server, tmp_path: Path, module: str, kind: list[str], said: str
+) -> None:
+    if "--backend" in kind and module == "tf_keras":
+        pytest.skip("tf-keras has one backend")
+    case = Case(keras, tmp_path, "keras_loops.py", *kind, KERAS_KIND=module)
+    trained = case.run()
+    assert trained.code == 0, trained.log
+    assert trained.log.count(said) == 1
+    assert trained.log.count("\n") == 1, trained.log
+    assert trained.result == case.uninterrupted().result
+    refused = case.run(HOLDFAST_ENABLED="require")
+    assert refused.code == 1, refused.log
+    assert f"{said}" in refused.log
+    assert "HOLDFAST_ENABLED=require refuses to train unprotected" in refused.log
+
+
+def test_a_step_of_its_own_inside_fit_is_protected(keras: Server, tmp_path: Path) -> None:
+    trained = Case(keras, tmp_path, "keras_own_step.py", "gan").run(HOLDFAST_ENABLED="require")
+    assert trained.code == 0, trained.log
+    assert "holdfast" not in trained.log
+
+
 def test_progress_is_told_across_attempts(keras: Server, tmp_path: Path) -> None:
     case = Case(keras, tmp_path, "keras_train.py", *SHAPE)
     case.run(*moments("batch_end:17"))

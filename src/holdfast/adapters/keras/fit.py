@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -27,6 +28,9 @@ from holdfast.errors import StateError
 from holdfast.runtime.host import Host
 
 log = logging.getLogger("holdfast")
+
+_NOT_IN_0_1_0 = re.compile(r"generator/|\w+/\d+/")
+"""Variables of the generators and of the further optimizers that a model holds."""
 
 
 class Framework(Protocol):
@@ -47,8 +51,8 @@ class Framework(Protocol):
     def build(self, fit: Fit) -> None:
         """Make all variables of a model that has seen no data yet."""
 
-    def settle(self, model: Any) -> None:
-        """Bring the variables up to date, where the framework keeps their values elsewhere while it trains."""
+    def trained(self, model: Any) -> list[list[int]]:
+        """Of each optimizer of the model, the numbers of the variables that it trains; empty where nobody needs it."""
 
     def learning_rate(self, model: Any) -> float | None: ...
 
@@ -347,6 +351,7 @@ class Fit:
             "logs": numbers(self.logs),
             "epoch_logs": numbers(self.epoch_logs),
             "variables": self.variables(),
+            "trained": self.framework.trained(self.model),
         }
 
     def rests(self) -> bool:
@@ -361,10 +366,13 @@ class Fit:
         return {"began_random": self._began_random, "data": random}
 
     def variables(self) -> dict[str, Any]:
-        self.framework.settle(self.model)
         if self._extras is None:
             self._extras = self.framework.extras(self.model)
         return {name: self.framework.read(variable) for name, variable in self._extras.items()}
+
+    def trained(self) -> list[list[int]]:
+        """What the optimizers trained in the attempt that is resumed."""
+        return [] if self._loaded is None else self._loaded.get("trained", [])
 
     def doubts(self) -> list[str]:
         """What cannot be exact; said aloud the first time."""
@@ -418,7 +426,7 @@ class Fit:
                 f"that it was saved by: {error}. If the script was changed, give another HOLDFAST_DIR, or start anew "
                 f"with HOLDFAST_RESUME=never"
             ) from error
-        self._write_variables(state["variables"])
+        self._write_variables(state["variables"], of_0_1_0="trained" not in state)
         for problem in keras_callbacks.restore(keras_callbacks.flatten(self.callbacks), state["callbacks"]):
             log.warning("%s", problem)
         self.model.stop_training = state["stopped"]
@@ -443,8 +451,13 @@ class Fit:
         """Whether the calling thread is the one that trains."""
         return threading.get_ident() == self.thread
 
-    def _write_variables(self, saved: dict[str, Any]) -> None:
+    def _write_variables(self, saved: dict[str, Any], *, of_0_1_0: bool) -> None:
         extras = self.framework.extras(self.model)
+        if of_0_1_0:
+            unsaved = [name for name in extras if name not in saved and _NOT_IN_0_1_0.match(name)]
+            if unsaved:
+                log.warning("holdfast 0.1.0 did not save the model's %s: they begin anew", ", ".join(unsaved))
+            extras = {name: variable for name, variable in extras.items() if name not in unsaved}
         if extras.keys() != saved.keys():
             missing = sorted(extras.keys() ^ saved.keys())
             raise StateError(
@@ -453,7 +466,7 @@ class Fit:
             )
         for name, variable in extras.items():
             self.framework.write(variable, saved[name])
-        self._extras = extras
+        self._extras = None if of_0_1_0 else extras
 
 
 def numbers(logs: Any) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from holdfast.adapters.keras.fit import Fit, Mode
 from holdfast.adapters.keras.scopes import CALLBACKS
@@ -16,7 +17,15 @@ from holdfast.base.patching import PatchSet
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
 
-Train = Callable[["FitHooks", Callable[..., Any], Any, dict[str, Any]], Any]
+
+class Training(Protocol):
+    """What the adapter does with a framework's training."""
+
+    def fit(self, hooks: FitHooks, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
+        """Called instead of ``fit``, with its arguments by name."""
+
+    def outside_of_fit(self) -> None:
+        """Weights are about to change, and no ``fit`` is under way."""
 
 
 class Tables(NamedTuple):
@@ -29,12 +38,20 @@ class Tables(NamedTuple):
 class FitHooks(ABC):
     """The wrappers of one framework, and the ``fit`` that they act for."""
 
-    def __init__(self, framework: Any, tables: Tables, train: Train) -> None:
-        """``train`` is called instead of ``fit``."""
+    def __init__(self, framework: Any, tables: Tables, training: Training) -> None:
         self.framework = framework
         self.tables = tables
-        self._train = train
+        self._training = training
         self._fit: Fit | None = None
+        self._fits = 0
+        """Calls of fit that are under way in any thread, looked after or not: replicas have threads of their own."""
+
+    reports_loops = True
+    """Training outside of any fit is reported here, and not by whoever follows loops of the backend."""
+
+    def unsupported(self) -> str | None:
+        """Why no ``fit`` can be looked after, as a sentence."""
+        return None
 
     @abstractmethod
     def configure(self) -> None:
@@ -71,9 +88,26 @@ class FitHooks(ABC):
             except TypeError:
                 return original(self_, *args, **kwargs)
             bound.apply_defaults()
-            return self._train(self, original, self_, bound.arguments)
+            self._fits += 1
+            try:
+                return self._training.fit(self, original, self_, bound.arguments)
+            finally:
+                self._fits -= 1
 
         return fit
+
+    def follow_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original`` applies gradients."""
+
+        @functools.wraps(original)
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            if self.reports_loops and not self._fits:
+                self._training.outside_of_fit()
+            return original(*args, **kwargs)
+
+        # AutoGraph leaves Keras' own functions as they are, and this one stands in for one of them.
+        vars(apply)["autograph_info__"] = True
+        return apply
 
     def follow_data(self, original: Callable[..., None]) -> Callable[..., None]:
         return self._then(original, self.on_data)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.adapters.keras import callbacks as keras_callbacks
+from holdfast.adapters.keras.held import optimizers_of
 
 MODEL = "model"
 CONTENT = "data"
@@ -100,26 +101,6 @@ def _variables(model: Any) -> list[Any] | None:
     """None: the model is not built yet, or has no variables."""
     found = [[str(variable.dtype), list(variable.shape)] for variable in model.weights]
     return found or None
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """The model's own optimizer, and those that it holds besides, as an adversarial model does; in a fixed order."""
-    found: list[Any] = []
-
-    def add(value: Any) -> None:
-        if isinstance(value, list | tuple):
-            for one in value:
-                add(one)
-        elif isinstance(value, dict):
-            for one in value.values():
-                add(one)
-        elif hasattr(value, "apply_gradients") and not any(value is one for one in found):
-            found.append(value)
-
-    add(getattr(model, "optimizer", None))
-    for _, value in sorted(vars(model).items()):
-        add(value)
-    return found
 
 
 def _optimizers(model: Any) -> list[Any]:

@@ -1,7 +1,8 @@
 """Everything that the adapter replaces or reads in Keras 3, in tf-keras and in TensorFlow under them.
 
-For the life of the process there are only wrappers of ``fit``, of two constructors and of what shuffles and adds up
-gradients; each acts only inside a ``fit`` that is protected. All else is patched on the very objects of such a ``fit``.
+For the life of the process there are only wrappers of ``fit``, of two constructors and of what shuffles, adds up
+gradients and applies them. Each acts only inside a ``fit`` that is protected, but for the last, which reports training
+outside of any. All else is patched on the very objects of a ``fit``.
 
 TensorFlow has a table of its own: Keras 3 may run on JAX or torch, and TensorFlow may then be absent or not imported.
 """
@@ -48,7 +49,7 @@ _V3 = "keras.src"
 _ITERATOR = f"{_V3}.trainers.epoch_iterator:EpochIterator"
 _PY_DATASET = f"{_V3}.trainers.data_adapters.py_dataset_adapter:PyDatasetAdapter"
 _CALLBACK_LIST = f"{_V3}.callbacks.callback_list:CallbackList"
-_TRAINERS = ("tensorflow.trainer:TensorFlowTrainer", "jax.trainer:JAXTrainer", "torch.trainer:TorchTrainer")
+_TRAINERS = ("tensorflow.trainer:TensorFlowTrainer", "torch.trainer:TorchTrainer")
 _V3_SAVING = f"{_V3}.saving.saving_lib"
 
 KERAS = PatchSet(
@@ -65,6 +66,11 @@ KERAS = PatchSet(
             target=f"{_V3}.trainers.data_adapters.array_data_adapter:ArrayDataAdapter.get_tf_dataset",
             wrap="remember_shuffles",
             why="arrays without a seed are shuffled by a stream that is saved",
+        ),
+        Patch(
+            target=f"{_V3}.optimizers.base_optimizer:BaseOptimizer.apply",
+            wrap="follow_apply",
+            why="training outside of fit is reported",
         ),
         *_callbacks(_CALLBACK_LIST),
         Patch(target=f"{_ITERATOR}._get_iterator", wrap="follow_iterator", why="a pass over the data", scope=DATA),
@@ -98,6 +104,7 @@ KERAS = PatchSet(
         Reads(f"{_V3_SAVING}:_load_state"),
         Reads(f"{_V3}.optimizers.base_optimizer:BaseOptimizer.save_own_variables"),
         Reads(f"{_V3}.optimizers.base_optimizer:BaseOptimizer._iterations"),
+        Reads(f"{_V3}.optimizers.base_optimizer:BaseOptimizer._trainable_variables"),
         Reads(f"{_V3}.backend.common.global_state:get_global_attribute"),
         Reads(f"{_V3}.random.seed_generator:global_seed_generator"),
         Reads(f"{_V3}.random.seed_generator:GLOBAL_SEED_GENERATOR", required=False),
@@ -115,7 +122,6 @@ KERAS = PatchSet(
         Reads(f"{_V3}.trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter._dataset"),
         Reads(f"{_V3}.trainers.data_adapters.tf_dataset_adapter:TFDatasetAdapter.get_tf_dataset"),
         Reads(f"{_V3}.backend.tensorflow.trainer:TFEpochIterator._distributed_dataset", loaded=True),
-        Reads(f"{_V3}.backend.jax.trainer:JAXTrainer.jax_state_sync", loaded=True),
         *(Reads(f"{_V3}.backend.{trainer}._eval_epoch_iterator", loaded=True) for trainer in _TRAINERS),
         *(Reads(f"{_V3}.backend.{trainer}._initial_epoch", loaded=True) for trainer in _TRAINERS),
     ),
@@ -150,6 +156,16 @@ TF_KERAS = PatchSet(
             target=f"{_V2}.engine.training:reduce_per_replica",
             wrap="count_after_logs",
             why="tells whether a step that lost its peer has changed the weights",
+        ),
+        Patch(
+            target=f"{_V2}.optimizers.optimizer:_BaseOptimizer.apply_gradients",
+            wrap="follow_apply",
+            why="training outside of fit is reported",
+        ),
+        Patch(
+            target=f"{_V2}.optimizers.legacy.optimizer_v2:OptimizerV2.apply_gradients",
+            wrap="follow_apply",
+            why="training outside of fit is reported",
         ),
         *_callbacks(f"{_V2}.callbacks:CallbackList"),
         Patch(target=f"{_HANDLER}.enumerate_epochs", wrap="follow_epochs", why="a pass over the data", scope=DATA),

@@ -26,6 +26,7 @@ from holdfast.base.run_directory import default_location
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError
 from holdfast.runtime.ownership import claim
+from holdfast.runtime.protection import unprotected
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import whole
 
@@ -100,10 +101,10 @@ def _hooks_of(name: str, module: Any, tables: Tables) -> FitHooks:
     if name == "tf_keras":
         from holdfast.adapters.keras.v2 import Hooks as Hooks2
 
-        return Hooks2(module, tables, train)
+        return Hooks2(module, tables, Trainings())
     from holdfast.adapters.keras.v3 import Hooks as Hooks3
 
-    return Hooks3(module, tables, train)
+    return Hooks3(module, tables, Trainings())
 
 
 def install_into_loaded() -> None:
@@ -114,15 +115,39 @@ def install_into_loaded() -> None:
             install("keras", module)
 
 
-def train(hooks: FitHooks, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
-    """Called instead of ``fit``, with its arguments by name."""
-    settings = _settings_for(arguments)
-    if settings is None:
-        return original(**arguments)
-    with claim("keras") as mine:
-        if not mine:
+class Trainings:
+    """The training of one framework in this process."""
+
+    def __init__(self) -> None:
+        self._reported: set[str] = set()
+
+    def fit(self, hooks: FitHooks, original: Callable[..., Any], model: Any, arguments: dict[str, Any]) -> Any:
+        """Called instead of ``fit``, with its arguments by name."""
+        settings = _settings_for(arguments)
+        if settings is None:
             return original(**arguments)
-        return _looked_after(hooks, original, model, arguments, settings)
+        unsupported = hooks.unsupported()
+        if unsupported is not None:
+            self._report(unsupported)
+            return original(**arguments)
+        with claim("keras") as mine:
+            if not mine:
+                return original(**arguments)
+            return _looked_after(hooks, original, model, arguments, settings)
+
+    def outside_of_fit(self) -> None:
+        """Weights are about to change, and no ``fit`` is under way."""
+        if _is_on():
+            self._report(
+                "holdfast does not protect this loop: of Keras it protects fit, and neither train_on_batch nor a loop "
+                "around a GradientTape"
+            )
+
+    def _report(self, what: str) -> None:
+        """Once; where that is an error, each time."""
+        if required() or what not in self._reported:
+            self._reported.add(what)
+            unprotected(what)
 
 
 def _settings_for(arguments: dict[str, Any]) -> Settings | None:

@@ -21,7 +21,8 @@ from holdfast.adapters.keras import seeds as keras_seeds
 from holdfast.adapters.keras import tensorflow as keras_tensorflow
 from holdfast.adapters.keras.data import EpochHooks
 from holdfast.adapters.keras.fit import Fit, Mode
-from holdfast.adapters.keras.hooks import FitHooks, Tables, Train
+from holdfast.adapters.keras.held import generators_of, names_of_optimizers, optimizers_of
+from holdfast.adapters.keras.hooks import FitHooks, Tables, Training
 from holdfast.adapters.keras.kept import EXCHANGED
 from holdfast.adapters.keras.ranks import local_reads, place_of
 from holdfast.adapters.keras.scopes import DATA, EVALUATION, RESUME, SKIP_CALLBACKS, SKIP_MODEL
@@ -34,6 +35,8 @@ log = logging.getLogger("holdfast")
 
 _SET_FROM_OUTSIDE = ("optimizer/", "hyper/")
 """Extras that no step changes, such as a learning rate: only callbacks do."""
+_COUNTED = ("seed/", "generator/", "counter/0")
+"""Extras to which each step adds."""
 
 
 class TfKeras:
@@ -55,14 +58,19 @@ class TfKeras:
                     found[id(variable)] = (f"{kind}/{index}", variable)
 
         add("model", model.variables)
-        for part in self._optimizers(model):
-            add("optimizer", [*_variables(part), *part.variables] if not callable(part.variables) else _variables(part))
-            add("hyper", [value for value in getattr(part, "_hyper", {}).values() if _is_variable(value)])
-            add("weights", list(getattr(part, "weights", [])))
+        own = self._optimizers(model.optimizer)
+        for number, part in enumerate(self._all_optimizers(model)):
+            # One that is not the model's own has a number in its name.
+            more = "" if any(part is one for one in own) else f"/{number}"
+            variables = _variables(part) if callable(part.variables) else [*_variables(part), *part.variables]
+            add(f"optimizer{more}", variables)
+            add(f"hyper{more}", [value for value in getattr(part, "_hyper", {}).values() if _is_variable(value)])
+            add(f"weights{more}", list(getattr(part, "weights", [])))
         add("metrics", [variable for metric in model.metrics for variable in metric.variables])
         generators = [getattr(layer, "_random_generator", None) for layer in model._flatten_layers()]
         streams = [getattr(generator, "_generator", None) for generator in generators]
         add("seed", [stream.state for stream in streams if stream is not None])
+        add("generator", [generator.state for generator in generators_of(model)])
         # How far these rank's replicas differ is part of the state: what is averaged when it is read is kept apart.
         per_replica = [variable for variable in model.variables if keras_tensorflow.differs_by_replica(variable)]
         held -= {id(variable) for variable in per_replica}
@@ -70,10 +78,12 @@ class TfKeras:
         add("counter", [model._train_counter, model._test_counter])
         return dict(found.values())
 
-    def _optimizers(self, model: Any) -> list[Any]:
-        optimizer = getattr(model, "optimizer", None)
+    def _optimizers(self, optimizer: Any) -> list[Any]:
         parts = [optimizer, getattr(optimizer, "inner_optimizer", None)]
         return [part for part in parts if part is not None]
+
+    def _all_optimizers(self, model: Any) -> list[Any]:
+        return [part for optimizer in optimizers_of(model) for part in self._optimizers(optimizer)]
 
     def _held_by_weights(self, model: Any) -> set[int]:
         from tf_keras.src.engine.base_layer import Layer
@@ -83,7 +93,7 @@ class TfKeras:
         for layer in model._flatten_layers():
             if type(layer).save_own_variables is Layer.save_own_variables:
                 held |= {id(variable) for variable in [*layer._trainable_weights, *layer._non_trainable_weights]}
-        for part in self._optimizers(model):
+        for part in self._all_optimizers(model):
             if getattr(type(part), "save_own_variables", None) is _BaseOptimizer.save_own_variables:
                 held |= {id(variable) for variable in part.variables}
         return held
@@ -114,10 +124,11 @@ class TfKeras:
                 return {key: np.asarray(value) for key, value in super().get(path).items()}
 
         store = Arrays(io.BytesIO(data), mode="r")
-        held = len(store.get("optimizer"))
-        wanted = len(model.optimizer.variables) if held else 0
-        if held != wanted:  # tf-keras would skip it with a log line
-            raise ValueError(f"the optimizer has {wanted} variables instead of {held}")
+        for name in ["optimizer", *(name for name in names_of_optimizers(model) if name != "optimizer")]:
+            held = len(store.get(name))
+            wanted = len(getattr(model, name).variables) if held else 0
+            if held != wanted:  # tf-keras would skip it with a log line
+                raise ValueError(f"the {name} has {wanted} variables instead of {held}")
         saving_lib._load_state(model, store, None, inner_path="", visited_trackables=set())
         store.close()
 
@@ -136,8 +147,8 @@ class TfKeras:
         dataset = strategy.experimental_distribute_dataset(empty.with_options(options))
         function.get_concrete_function(iter(dataset))
 
-    def settle(self, model: Any) -> None:
-        """Variables are always up to date."""
+    def trained(self, model: Any) -> list[list[int]]:
+        return []
 
     # ------------------------------------------------------------------ facts
 
@@ -159,8 +170,8 @@ class TfKeras:
 
     def counters(self, model: Any) -> dict[str, Any]:
         extras = self.extras(model)
-        counted = {name: variable for name, variable in extras.items() if name.startswith(("seed/", "counter/0"))}
-        return {**counted, "iterations": model.optimizer.iterations}
+        counted = {name: variable for name, variable in extras.items() if name.startswith(_COUNTED)}
+        return {**counted, **_iterations(model)}
 
     def moving(self, model: Any) -> dict[str, Any]:
         moved = {
@@ -169,7 +180,7 @@ class TfKeras:
         exchanged = keras_exchange.counter()
         if exchanged is not None:
             moved[EXCHANGED] = exchanged
-        return {**moved, "iterations": model.optimizer.iterations}
+        return {**moved, **_iterations(model)}
 
     def doubts(self, fit: Fit) -> list[str]:
         assert isinstance(fit.data, HandlerData)
@@ -185,6 +196,14 @@ class TfKeras:
             f"call tf_keras.backend.experimental.enable_tf_random_generator() before the model is made, and use "
             f"tf.random.Generator in layers of your own",
         ]
+
+
+def _iterations(model: Any) -> dict[str, Any]:
+    """How often each optimizer was applied."""
+    return {
+        f"iterations/{number}" if number else "iterations": optimizer.iterations
+        for number, optimizer in enumerate(optimizers_of(model))
+    }
 
 
 def _is_variable(value: Any) -> bool:
@@ -385,8 +404,8 @@ class Position:
 class Hooks(FitHooks):
     """The wrappers."""
 
-    def __init__(self, keras: Any, tables: Tables, train: Train) -> None:
-        super().__init__(TfKeras(keras, tables.tensorflow), tables, train)
+    def __init__(self, keras: Any, tables: Tables, training: Training) -> None:
+        super().__init__(TfKeras(keras, tables.tensorflow), tables, training)
 
     def configure(self) -> None:
         # Dropout and the like then keep their random state in a variable, which can be saved.

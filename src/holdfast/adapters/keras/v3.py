@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,11 +19,17 @@ from holdfast.adapters.keras import seeds as keras_seeds
 from holdfast.adapters.keras import tensorflow as keras_tensorflow
 from holdfast.adapters.keras.data import EpochData, Evaluation
 from holdfast.adapters.keras.fit import Fit, Mode
-from holdfast.adapters.keras.hooks import FitHooks, Tables, Train
+from holdfast.adapters.keras.held import generators_of, optimizers_of
+from holdfast.adapters.keras.hooks import FitHooks, Tables, Training
 from holdfast.adapters.keras.scopes import RESUME
 from holdfast.agree import LocalBoard
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
+
+log = logging.getLogger("holdfast")
+
+_BACKENDS = ("tensorflow", "torch")
+"""On which Keras trains in a way that is followed."""
 
 
 class Keras3:
@@ -44,8 +51,11 @@ class Keras3:
                     found[id(variable)] = (f"{kind}/{index}", variable)
 
         add("model", model.variables)
-        add("optimizer", list(model.optimizer.variables) if model.optimizer is not None else [])
+        for number, optimizer in enumerate(optimizers_of(model)):
+            # One that is not the model's own has a number in its name.
+            add("optimizer" if optimizer is model.optimizer else f"optimizer/{number}", list(optimizer.variables))
         add("metrics", model.metrics_variables)
+        add("generator", [generator.state for generator in generators_of(model)])
         generator = self._global_seed_generator()
         if generator is not None:
             add("seed", [generator.state])
@@ -72,9 +82,10 @@ class Keras3:
                 seen.add(id(value))
 
         saving_lib._save_state(model, Recorder(), None, inner_path="", visited_saveables=set())
-        optimizer = model.optimizer
-        if optimizer is not None and type(optimizer).save_own_variables is BaseOptimizer.save_own_variables:
-            seen |= {id(variable) for variable in optimizer.variables}
+        for optimizer in optimizers_of(model):
+            named = optimizer is model.optimizer or any(value is optimizer for value in vars(model).values())
+            if named and type(optimizer).save_own_variables is BaseOptimizer.save_own_variables:
+                seen |= {id(variable) for variable in optimizer.variables}
         return seen
 
     def _global_seed_generator(self) -> Any:
@@ -129,15 +140,46 @@ class Keras3:
     def build(self, fit: Fit) -> None:
         model = fit.model
         assert isinstance(fit.data, EpochData)
-        if self.backend == "tensorflow":
-            # Elsewhere fit has done it: this backend makes variables while it traces the first step.
+        if self.backend != "tensorflow":
+            # Elsewhere fit has built the model: TensorFlow makes variables while it traces the first step.
+            if model.optimizer is not None and not model.optimizer.built and not self._has_own_step(model):
+                model.optimizer.build(model.trainable_variables)
+        elif self._has_own_step(model):
+            self._trace(model, fit.data.specification())
+        else:
             model._symbolic_build(data_batch=fit.data.specification())
-        elif model.optimizer is not None and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        # What only a step builds that cannot be traced; which variables it has trained is known.
+        variables = model.variables
+        for optimizer, trained in zip(optimizers_of(model), fit.trained(), strict=False):
+            if not optimizer.built and trained and max(trained) < len(variables):
+                optimizer.build([variables[index] for index in trained])
 
-    def settle(self, model: Any) -> None:
-        if hasattr(model, "jax_state_sync"):
-            model.jax_state_sync()
+    def trained(self, model: Any) -> list[list[int]]:
+        numbers = {id(variable): index for index, variable in enumerate(model.variables)}
+        return [
+            [numbers[id(variable)] for variable in optimizer._trainable_variables if id(variable) in numbers]
+            for optimizer in optimizers_of(model)
+        ]
+
+    def _has_own_step(self, model: Any) -> bool:
+        """Whether the script says itself what a step is: only that makes all variables, and knows what trains which."""
+        return not type(model).train_step.__module__.startswith("keras.")
+
+    def _trace(self, model: Any, specification: Any) -> None:
+        """Trace the first step, which makes all variables, on data of the same kind of which there is none."""
+        import tensorflow as tf
+
+        strategy = model.distribute_strategy
+        whole = [function for function in keras_tensorflow.functions_in(model.train_function) if _is_loop(function)]
+        if not whole:  # it runs eagerly
+            whole = [tf.function(lambda batches: strategy.run(model.train_step, args=(next(batches),)))]
+        empty = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=specification)
+        try:
+            whole[0].get_concrete_function(iter(strategy.experimental_distribute_dataset(empty)))
+        except Exception:
+            if not model.run_eagerly:
+                raise
+            log.debug("the step of this model runs eagerly alone", exc_info=True)
 
     # ------------------------------------------------------------------ facts
 
@@ -157,8 +199,7 @@ class Keras3:
         generators = [generator for layer in model._flatten_layers() for generator in layer._seed_generators]
         everyones = self._global_seed_generator()
         counted = [generator.state for generator in (*generators, everyones) if generator is not None]
-        if model.optimizer is not None:
-            counted.append(model.optimizer._iterations)
+        counted += [optimizer._iterations for optimizer in optimizers_of(model)]
         return {str(number): variable for number, variable in enumerate(counted)}
 
     def moving(self, model: Any) -> dict[str, Any]:
@@ -180,11 +221,23 @@ class Keras3:
         return found
 
 
+def _is_loop(function: Any) -> bool:
+    """Whether a ``tf.function`` takes an iterator, and not the batch of one step."""
+    return str(function.python_function.__name__).startswith("multi_step")
+
+
 class Hooks(FitHooks):
     """The wrappers."""
 
-    def __init__(self, keras: Any, tables: Tables, train: Train) -> None:
-        super().__init__(Keras3(keras), tables, train)
+    def __init__(self, keras: Any, tables: Tables, training: Training) -> None:
+        super().__init__(Keras3(keras), tables, training)
+        self.reports_loops = self.framework.backend != "torch"
+
+    def unsupported(self) -> str | None:
+        backend = self.framework.backend
+        if backend in _BACKENDS:
+            return None
+        return f"holdfast does not protect fit of Keras on {backend}: set KERAS_BACKEND to {' or '.join(_BACKENDS)}"
 
     def configure(self) -> None:
         """Nothing."""
