@@ -56,6 +56,9 @@ class StoreUnavailableError(StoreError, ConnectionError):
 class LocationBusyError(StoreError):
     """Another run that is still alive writes into this location."""
 
+    beside = False
+    """Whether it is known to be alive, as a process of this very machine."""
+
 
 class CheckpointExistsError(StoreError, FileExistsError):
     """A checkpoint, or an unfinished one of a live writer, already has this name."""

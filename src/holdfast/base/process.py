@@ -58,15 +58,20 @@ class Owner:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the record of an owner: {error}") from error
 
+    def is_beside(self) -> bool:
+        """True where this machine can tell that the process is alive; False: gone, or cannot tell."""
+        return self._can_be_told() and process_start(self.pid) == self.started
+
     def is_dead(self) -> bool:
         """True where this machine can tell that the process is gone; False: alive, or cannot tell."""
+        return self._can_be_told() and process_start(self.pid) != self.started
+
+    def _can_be_told(self) -> bool:
         # A host's name proves nothing: pods of two clusters share names, and pods on the host's network share the
         # node's. The same boot and the same process numbers do.
         if not self.started or not self.boot or self.boot != _boot_id():
             return False
-        if not self.pid_namespace or self.pid_namespace != _pid_namespace():
-            return False
-        return process_start(self.pid) != self.started
+        return bool(self.pid_namespace) and self.pid_namespace == _pid_namespace()
 
     def __str__(self) -> str:
         return f"run {self.run!r}, process {self.pid} on {self.host}"

@@ -18,7 +18,7 @@ from holdfast.agree import Board
 from holdfast.base.process import Owner, process_start
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, default_location, home_of
 from holdfast.config import Settings
-from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, StoreError
+from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, LocationBusyError, StoreError
 from holdfast.progress import Journal, read_journal
 from holdfast.recorder.boxes import folder, forget_old, last_step
 from holdfast.runtime.unfinished import Command
@@ -95,13 +95,18 @@ def open_session(settings: Settings, place: Place, command: Command | None = Non
         try:
             identity = _take(settings, location, home, backends)
         except (HoldfastError, OSError) as error:
-            board.put_once("identity", json.dumps({"error": str(error)}).encode())
+            busy = error.beside if isinstance(error, LocationBusyError) else None
+            board.put_once("identity", json.dumps({"error": str(error), "busy": busy}).encode())
             raise
         board.put_once("identity", json.dumps(identity).encode())
     else:
         identity = json.loads(_wait(board, "identity"))
         if "error" in identity:
-            raise StoreError(f"rank 0 could not start: {identity['error']}")
+            failed = StoreError if identity["busy"] is None else LocationBusyError
+            failure = failed(f"rank 0 could not start: {identity['error']}")
+            if isinstance(failure, LocationBusyError):
+                failure.beside = identity["busy"]
+            raise failure
     board.put_once(f"peer/{rank}", json.dumps(Owner(identity["run"]).as_dict()).encode())
     peers = {other: Owner(**json.loads(_wait(board, f"peer/{other}"))) for other in range(world)}
     journal = Journal(os.path.join(home, JOURNAL), run_id=identity["run"], attempt=identity["attempt"], rank=rank)

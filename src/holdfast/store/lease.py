@@ -120,11 +120,13 @@ class Lease:
                 refused += 1
                 continue
             if time.monotonic() >= until:
-                raise LocationBusyError(
+                busy = LocationBusyError(
                     f"{self._client.uri} is being written by another run ({seen}); if it has died, the location is "
                     f"free in {left_s:.0f} s. Two runs in one place would destroy each other's checkpoints: give this "
                     f"one another location, or stop the other one first"
                 )
+                busy.beside = seen.owner is not None and seen.owner.is_beside()
+                raise busy
             time.sleep(min(POLL_S, max(0.01, left_s), max(0.01, until - time.monotonic())))
 
     def _look(self) -> _Seen | None:

@@ -453,7 +453,9 @@ class LocalBackend(Backend):
         self._lock_fd = None
         place = os.path.realpath(self.root)
         if _HELD.get(place) == os.getpid() and not takeover:
-            raise LocationBusyError(f"{self.root} is being written by another run of this very process")
+            busy = LocationBusyError(f"{self.root} is being written by another run of this very process")
+            busy.beside = True
+            raise busy
         with _as_store_error(f"cannot write into {self.root}"):
             if takeover:
                 make_folders(os.path.dirname(self._lock_file))
@@ -492,11 +494,14 @@ class LocalBackend(Backend):
                 if time.monotonic() >= until:
                     holder = os.pread(fd, 4096, 0)
                     os.close(fd)
-                    raise LocationBusyError(
+                    busy = LocationBusyError(
                         f"{self.root} is being written by another run ({_describe(holder)}). Two runs in one place "
                         f"would destroy each other's checkpoints: give this one another folder, or stop the other "
                         f"one first"
-                    ) from None
+                    )
+                    with contextlib.suppress(ValueError):
+                        busy.beside = Owner.from_dict(json.loads(holder)).is_beside()
+                    raise busy from None
                 time.sleep(0.05)
             os.close(fd)
 

@@ -27,14 +27,16 @@ from holdfast.adapters.replay.byhand import ByHand
 from holdfast.adapters.replay.events import Events
 from holdfast.adapters.replay.folders import dated_folders, link_to
 from holdfast.adapters.replay.hooks import Hooks
+from holdfast.adapters.replay.identity import Identity
 from holdfast.adapters.replay.loop import Followed
 from holdfast.adapters.replay.provenance import Birth
 from holdfast.adapters.replay.reads import Reading, Seen
 from holdfast.adapters.replay.resume import Replay
 from holdfast.adapters.replay.trace import AFTER, astray
 from holdfast.base.patching import MissingTargetsError
+from holdfast.base.run_directory import default_location, home_of
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError, Preempted, StateError
+from holdfast.errors import HoldfastError, LocationBusyError, Preempted, StateError
 from holdfast.notice import NoticeSource
 from holdfast.progress import Progress
 from holdfast.recorder.blackbox import BlackBox
@@ -73,16 +75,21 @@ class Follower(Events):
         on_preempted: Callable[[Preempted], NoReturn] | None = None,
         name: str = "torch",
         around: str | None = None,
+        identity: Identity | None = None,
     ) -> None:
         """``place`` is called at the first training act. ``on_preempted``: instead of raising out of the boundary.
-        ``around``: file of holdfast's that calls the script, where that is a function."""
+        ``around``: file of holdfast's that calls the script, where that is a function. ``identity``: whose run this
+        process works on; None: that of the location in the settings."""
         super().__init__()
         self.settings = settings
         self.name = name
         self._place, self._sources, self._on_preempted, self._around = place, sources, on_preempted, around
+        self._identity = identity
         self._hooks = Hooks(self)
         self._by_hand = ByHand()
         self._refusal: HoldfastError | None = None
+        self._foreign = False
+        """Whether the checkpoint that was found is of another run."""
 
     @property
     def step(self) -> int:
@@ -101,8 +108,28 @@ class Follower(Events):
         if first:
             os.register_at_fork(after_in_child=self.stay_behind)
         _current = self
-        self._birth = Birth(self.settings)
+        self._birth = self._born()
         tell_of_claims(self.stand_back)
+
+    def _born(self, loads: Sequence[str] = ()) -> Birth:
+        if self._identity is not None:
+            return Birth(self.settings, self._identity.random_file(), loads)
+        home = home_of(self.settings.dir or default_location())
+        return Birth(self.settings, os.path.join(home, f"birth-{os.environ.get('RANK') or 0}"), loads)
+
+    def begin_again(self) -> None:
+        """This process has turned out to be a child of another, and its function is about to run."""
+        if not self._following and not self._over:
+            self._birth = self._born(self._birth.loads)
+
+    def state_at_start(self) -> bytes:
+        """The random numbers that the script began with, for its processes."""
+        return self._birth.encoded()
+
+    @property
+    def follows(self) -> bool:
+        """Whether a loop of this process is followed."""
+        return self._following and not self._over
 
     def finish(self) -> None:
         """The script or function ended well: commit the end. Raises StateError if it ended during the replay."""
@@ -125,6 +152,8 @@ class Follower(Events):
         else:
             self._tell_what_was_missed()
         self.host.engine.finish(self.loop.step)
+        if self._identity is not None:
+            self._identity.end(self.host.session.home, self.host.rank)
 
     def _tell_what_was_missed(self) -> None:
         if self._missed:
@@ -209,28 +238,75 @@ class Follower(Events):
             return False
         if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1 and not (dist.is_available() and dist.is_initialized()):
             return False
-        self._meet()
+        if not self._is_left_alone():
+            self._meet()
+        if self._is_left_alone():
+            if training:
+                self._leave_alone()
+            return training
         if self._refusal is not None and not training:
             return False
         self._follow()
         return True
+
+    def _is_left_alone(self) -> bool:
+        """Whether nothing may be followed here, since a later attempt would not find this run, or another has it."""
+        identity = self._identity
+        if identity is None:
+            return False
+        if not identity.left_alone and self.host is None and (identity.is_process or identity.has_processes()):
+            groups = [group for optimizer in self.registry.alive("optimizer") for group in optimizer.param_groups]
+            if any(one.device.type == "cpu" and one.is_shared() for group in groups for one in group["params"]):
+                identity.left_alone = "its model is in memory that several processes share, each of which may step it"
+        return bool(identity.left_alone)
+
+    def _leave_alone(self) -> None:
+        assert self._identity is not None
+        self.close()
+        if self._identity.shall_say():
+            unprotected(f"this training goes on unprotected, since {self._identity.left_alone}")
 
     def _meet(self) -> None:
         """Meet the other ranks, and find the checkpoint to go on from. What goes wrong is told when the loop begins:
         until then it may turn out to be another's."""
         if self.host is not None or self._refusal is not None:
             return
-        self._place_now = self._place()
         try:
-            self.host = Host(self.settings, self._place_now, announced=False)
-            if self.host.resume(self._load) is None:
-                self._replay = None  # this rank could load it, another could not
+            self._open()
         except HoldfastError as error:
             self._refusal = error
 
+    def _open(self) -> None:
+        identity, unless, why = self._identity, "", ""
+        while True:
+            self._place_now = self._place()
+            settings = self.settings if identity is None else identity.settle(self._place_now, unless=unless)
+            if settings is None:
+                assert identity is not None
+                identity.left_alone = why
+                return
+            try:
+                self.host = Host(settings, self._place_now, announced=False)
+            except LocationBusyError as error:
+                if identity is None or not error.beside:
+                    raise
+                unless, why = "busy", str(error)
+                continue
+            self._foreign = False
+            if self.host.resume(self._load) is None:
+                self._replay = None  # this rank could load it, another could not
+            if not self._foreign:
+                return
+            unless, why = "another", f"{self.host.session.location} holds checkpoints of another run"
+            self.host.close()
+            self.host = self._replay = None
+
     def _load(self, checkpoint: Checkpoint) -> None:
         self._replay = None
-        self._replay = Replay(Contents(checkpoint, self._place_now.rank, self._place_now.world))
+        self._replay = replay = Replay(Contents(checkpoint, self._place_now.rank, self._place_now.world))
+        if self._identity is not None:
+            whose = replay.saved["birth"].get("whose")
+            self._foreign = self._identity.is_of_another(whose, complete=replay.complete)
 
     def stand_back(self) -> None:
         """Somebody else is in charge of the training that is about to begin."""
@@ -253,6 +329,10 @@ class Follower(Events):
         host, place = self.host, self._place_now
         assert host is not None
         host.announce()
+        if self._identity is not None:
+            self._identity.begin(host.session.home, host.session.run, host.rank, anew=self._replay is None)
+            if self._identity.said and host.rank == 0:
+                log.warning("%s: checkpoints of this one go to %s", self._identity.said, host.session.backends[0].uri)
         box = BlackBox(host.box_path(), host.rank)
         mirror = f"{box.path}.seen" if box.path is not None and place.world > 1 else None
         seen = Seen(mirror, around=self._around)
@@ -266,6 +346,8 @@ class Follower(Events):
         else:
             self.loop.start = rng.capture()
             self.loop.birth = {**self._birth.content(self.loop.start), "folders": dated_folders()}
+            if self._identity is not None:
+                self.loop.birth["whose"] = self._identity.saved()
             self._birth.leave()
             for order in self.registry.orders():
                 order.watch()
@@ -328,7 +410,7 @@ class Follower(Events):
         if self._following:
             if not self.replaying:
                 order.watch()
-        elif not self._over and self._is_ours():
+        elif not self._over and self._is_ours() and not self._is_left_alone():
             self._meet()
 
     def track(self, value: Any, frame: FrameType | None) -> Any:

@@ -2,7 +2,7 @@
 
 Nothing is in place for the life of the process. Each scope begins when it is needed and is taken back after it:
 
-- ``script``: from the import of torch on, in the process that runs a script.
+- ``script``: from the import of torch on, in the process that runs a script and in those that it starts.
 - ``child process``: in a process of :mod:`multiprocessing`, whose script is a function.
 - ``follow``: while a :class:`~holdfast.adapters.replay.follower.Follower` follows.
 - ``first call``: from the making of an optimizer to the first training act.
@@ -203,6 +203,20 @@ PYTHON = PatchSet(
     patches=(
         Patch(target="sys:exit", wrap="exit", why="the code that the script ends with", scope="script"),
         Patch(
+            target="multiprocessing.process:BaseProcess.start",
+            wrap="start",
+            why="processes learn where the run of their script is, and get its notices",
+            scope="script",
+            direct=True,
+        ),
+        Patch(
+            target="multiprocessing.process:BaseProcess._bootstrap",
+            wrap="bootstrap",
+            why="a process learns whose run it works on before its function runs",
+            scope="script",
+            direct=True,
+        ),
+        Patch(
             target="multiprocessing.process:BaseProcess.run",
             wrap="run",
             why="how the function of a child process ended",
@@ -212,6 +226,11 @@ PYTHON = PatchSet(
     ),
     reads=(
         Reads("threading:_register_atexit"),
+        Reads("multiprocessing.process:BaseProcess._config"),
+        Reads("multiprocessing.process:BaseProcess._target"),
+        Reads("multiprocessing.process:BaseProcess._args"),
+        Reads("multiprocessing.process:BaseProcess._kwargs"),
+        Reads("multiprocessing.process:BaseProcess._parent_pid"),
         Reads("sys:_getframe"),
         Reads("sys:_current_frames"),
     ),

@@ -1,9 +1,10 @@
 """The random numbers that a script begins with, and what it loads before its loop.
 
 A replay runs the script again from its first line, and takes for granted that it comes to its loop as before. A
-script that does not seed ``random`` and NumPy begins with other numbers each time, and may divide its data otherwise;
-so the state that the first attempt began with is left in the run's home folder, and every later attempt begins with
-it. A script that goes on from a checkpoint of its own cannot be replayed at all, and must be told so.
+script that does not seed torch, ``random`` and NumPy begins with other numbers each time, and may divide its data
+otherwise; so the state that the first attempt began with is left in the run's home folder, and every later attempt
+begins with it. So does a script whose processes train, with what it hands down to them. A script that goes on from a
+checkpoint of its own cannot be replayed at all, and must be told so.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from holdfast.base.run_directory import ATTEMPT, default_location, home_of
+from holdfast.base.run_directory import ATTEMPT
 from holdfast.config import Settings
 from holdfast.torch import rng
 from holdfast.torch.state import read_tree, write_tree
 
-_OF_A_PROCESS = ("python", "numpy")
-"""torch's own generator begins with the same seed in every process."""
+_OF_A_PROCESS = ("python", "numpy", "torch")
+"""Generators that begin with other numbers in each process."""
 
 
 class Birth:
     """How the script of this process begins."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._home = home_of(settings.dir or default_location())
-        self.loads: list[str] = []
+    def __init__(self, settings: Settings, path: str, loads: Sequence[str] = ()) -> None:
+        """``path``: the file of the state, in the run's home folder. ``loads``: files that its parent had loaded."""
+        self._path, self._home = path, os.path.dirname(path)
+        self.loads = list(loads)
         """Files of weights that were loaded before the loop began, by name."""
         self.state = _of_a_process(rng.capture())
-        if settings.resumes_from(self._last_run()):
+        if path and settings.resumes_from(self._last_run()):
             with contextlib.suppress(OSError, ValueError, KeyError):
-                with open(self._path(), "rb") as file:
+                with open(self._path, "rb") as file:
                     self.state = read_tree(bytearray(file.read()))
                 rng.restore({**rng.capture(), **self.state})
 
@@ -45,17 +48,12 @@ class Birth:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _path(self) -> str:
-        return os.path.join(self._home, f"birth-{os.environ.get('RANK') or 0}")
-
     def leave(self) -> None:
         """This is the first attempt: later ones begin like this."""
-        with contextlib.suppress(OSError):  # then they are only told that it was otherwise
-            os.makedirs(self._home, exist_ok=True)
-            temporary = f"{self._path()}.tmp"
-            with open(temporary, "wb") as file:
-                file.write(write_tree(self.state))
-            os.replace(temporary, self._path())
+        leave_state(self._path, self.encoded())
+
+    def encoded(self) -> bytes:
+        return write_tree(self.state)
 
     def note_load(self, file: Any) -> None:
         self.loads.append(os.path.basename(os.fspath(file)) if isinstance(file, str | os.PathLike) else "a stream")
@@ -65,9 +63,24 @@ class Birth:
         drew = [kind for kind, state in self.state.items() if not _same(state, start.get(kind))]
         return {"loads": list(self.loads), "state": self.state, "drew": drew}
 
-    def differences(self, saved: dict[str, Any]) -> list[str]:
-        """Which generators the script drew from before its loop without seeding them, and with another outcome."""
-        return [kind for kind in saved["drew"] if not _same(self.state.get(kind), saved["state"].get(kind))]
+    def differences(self, saved: dict[str, Any], start: dict[str, Any]) -> list[str]:
+        """Which generators the script drew from before its loop without seeding them, and with another outcome.
+
+        ``start``: the random state as the loop began, the first time. It begins now.
+        """
+        now = rng.capture()
+        different = [kind for kind in saved["drew"] if not _same(self.state.get(kind), saved["state"].get(kind))]
+        return [kind for kind in different if not _same(now.get(kind), start.get(kind))]
+
+
+def leave_state(path: str, state: bytes) -> None:
+    """Write the file of a :class:`Birth`."""
+    with contextlib.suppress(OSError):  # then later attempts are only told that it was otherwise
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = f"{path}.{os.getpid()}.tmp"
+        with open(temporary, "wb") as file:
+            file.write(state)
+        os.replace(temporary, path)
 
 
 def _of_a_process(state: dict[str, Any]) -> dict[str, Any]:

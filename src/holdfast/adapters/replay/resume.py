@@ -78,11 +78,11 @@ class Replay:
                 f"that began without it. To go on from that step, start the script so that it does not load its own; "
                 f"to go on from its own, set HOLDFAST_RESUME=never"
             )
-        if different := birth.differences(saved):
+        if different := birth.differences(saved, self.saved["start"]):
             log.warning(
                 "the script draws from %s before its loop, and begins with other numbers than the first time: if they "
                 "decide on its data, it is not the same. Seed them",
-                " and ".join({"python": "random", "numpy": "numpy.random"}[kind] for kind in different),
+                " and ".join({"python": "random", "numpy": "numpy.random"}.get(kind, kind) for kind in different),
             )
         if lost := self.saved["seen"]["lost"]:
             log.warning(

@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 
 from _holdfast_startup import required
 from holdfast.adapters.replay import follower as replay
+from holdfast.adapters.replay.family import Family
+from holdfast.adapters.replay.identity import Identity, spawned_function
 from holdfast.adapters.replay.patches import PYTHON
 from holdfast.adapters.replay.refusal import refuse_steps
-from holdfast.base.patching import Applied
 from holdfast.config import Settings
 from holdfast.errors import HoldfastError, UnprotectedError
 
@@ -30,28 +31,34 @@ log = logging.getLogger("holdfast")
 class Script:
     """The one follower of a process that follows its script. Wrappers of the patch table are among its methods."""
 
-    def __init__(self, follower: replay.Follower) -> None:
-        self._follower = follower
+    def __init__(self, follower: replay.Follower, identity: Identity) -> None:
+        self._follower, self._identity = follower, identity
+        self._family = Family(follower.settings, identity, follower.state_at_start, lambda: follower.follows)
+        identity.has_processes = self._family.alive
         self._process = os.getpid()
         self._code: Any = None
-        self._function: Applied | None = None
+        self._interrupted: KeyboardInterrupt | None = None
+        """One that torch's launcher of processes does not raise again."""
+        self._noted = False
+        """Whether it is known how the function of a child process ended."""
 
     def watch(self) -> None:
         PYTHON.begin("script", self)
         # Before threads are told to end and not after, as atexit: saving starts some.
         getattr(threading, "_register_atexit")(self._ended)
-        if multiprocessing.parent_process() is not None:
-            self._watch_function()
+        if multiprocessing.parent_process() is not None:  # its function has imported torch
+            self._become(multiprocessing.current_process())
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
         """A child is another process: a loader's worker, say, or one that trains by itself."""
         self._process = os.getpid()
-        self._watch_function()
+        self._family.forked()
+        self._identity.fork()
 
-    def _watch_function(self) -> None:
-        if self._function is None:
-            self._function = PYTHON.begin("child process", self)
+    def _become(self, process: Any) -> None:
+        self._identity.become(process)
+        self._follower.begin_again()
 
     # ------------------------------------------------------------------ wrappers
 
@@ -62,25 +69,55 @@ class Script:
 
         return noted_exit
 
-    def run(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def run(process: Any) -> None:
+    def start(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def start(process: Any) -> None:
+            self._family.before_start(process)
+            original(process)
+
+        return start
+
+    def bootstrap(self, original: Callable[..., int]) -> Callable[..., int]:
+        def bootstrap(process: Any, *args: Any, **options: Any) -> int:
+            self._become(process)
+            function = spawned_function(process)
+            if function is not None:
+                process._args = (self._noting(function), *process._args[1:])
+            PYTHON.begin("child process", self, to=process)
+            return original(process, *args, **options)
+
+        return bootstrap
+
+    def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any) -> Any:
             try:
-                original(process)
+                return function(*args)
+            except KeyboardInterrupt as error:
+                self._interrupted = error
+                raise
+
+        return noting
+
+    def run(self, original: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            self._noted = True
+            try:
+                original()
             except BaseException as error:
                 self._end(error)
                 raise
-            self._end(None)
+            self._end(self._interrupted)
 
         return run
 
     # ------------------------------------------------------------------ the end
 
     def _ended(self) -> None:
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self._noted:
             return
         error = getattr(sys, "last_value", None)
-        if error is None and self._code not in (None, 0):
-            error = SystemExit(self._code)
+        code = self._code or _exit_code_of_child()
+        if error is None and code not in (None, 0):
+            error = SystemExit(code)
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
@@ -97,6 +134,14 @@ class Script:
             sys.stderr.flush()
             os._exit(1)
         follower.close()
+
+
+def _exit_code_of_child() -> int | None:
+    """How a process of multiprocessing ends whose function was running already as torch was imported."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not multiprocessing.process.BaseProcess._bootstrap.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("exitcode")
 
 
 def follow_script() -> None:
@@ -116,6 +161,7 @@ def follow_script() -> None:
                 )
             )
         return
-    follower = replay.Follower(settings)
+    identity = Identity(settings)
+    follower = replay.Follower(settings, identity=identity)
     follower.start()
-    Script(follower).watch()
+    Script(follower, identity).watch()
