@@ -77,12 +77,12 @@ def _train(spec: Spec, rank: int) -> None:
         import holdfast.adapters.replay.loop
 
         holdfast.adapters.replay.loop.LIMIT = int(os.environ["ROOM"])
+    path = SCRIPTS / f"{spec.script}.py"
+    sys.argv = [str(path), *spec.options]
     if os.environ["HOLDFAST_ENABLED"] != "0":
         import holdfast.adapters.replay.patches
 
         holdfast.adapters.replay.patches.install(torch)
-    path = SCRIPTS / f"{spec.script}.py"
-    sys.argv = [str(path), *spec.options]
     runpy.run_path(str(path), run_name="__main__")
 
 

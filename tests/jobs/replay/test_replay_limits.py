@@ -50,7 +50,9 @@ def test_with_one_line_it_is_exact(plain, tmp_path):
 
 
 def test_other_arguments_or_other_data_are_an_error_and_the_checkpoint_stays(plain, tmp_path):
-    spec = drill.Spec(str(tmp_path / "run"), "plain_score", faults=[{"at": "epoch 3"}], options=["--track"])
+    # A job with a name goes on though an argument differs.
+    job = {"HOLDFAST_RUN_ID": "job"}
+    spec = drill.Spec(str(tmp_path / "run"), "plain_score", 1, [{"at": "epoch 3"}], job, ["--track"])
     step = stopped(plain, spec)
     fewer = plain.run(spec.plain(options=["--track", "--epochs", "2", "--quiet"]))
     assert fewer.codes == [1]

@@ -94,7 +94,8 @@ def work_of_process(process: Any) -> Work:
 def _function_of(process: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
     """What a process of multiprocessing runs. A class with a ``run`` of its own is that, with its attributes."""
     target = getattr(process, "_target", None)
-    args, kwargs = getattr(process, "_args", ()), getattr(process, "_kwargs", {})
+    args: Sequence[Any] = getattr(process, "_args", ())
+    kwargs: Mapping[str, Any] = getattr(process, "_kwargs", {})
     if target is None:
         own = {name: value for name, value in vars(process).items() if not name.startswith("_")}
         return type(process), (), own
@@ -107,7 +108,8 @@ def _function_of(process: Any) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
 
 def spawned_function(process: Any) -> Any:
     """The function of a process of ``torch.multiprocessing.spawn``, which swallows a KeyboardInterrupt; else None."""
-    target, args = getattr(process, "_target", None), getattr(process, "_args", ())
+    target = getattr(process, "_target", None)
+    args: Sequence[Any] = getattr(process, "_args", ())
     return args[0] if getattr(target, "__module__", "") == _SPAWN and len(args) == 4 else None
 
 
@@ -336,11 +338,16 @@ class Identity:
             if rank == 0:
                 _write(os.path.join(home, _OWNER), {**self._owner, "run": run})
             if self.is_process:
-                family = os.path.join(home_of(self.location), _OWNER)
-                if not os.path.exists(family):
-                    script = self._script.as_dict()
-                    _write(family, {"script": script, "shown": script["shown"], "run": run})
+                if not self._owner["group"]:
+                    self._found_family(run)
                 self._record(complete=False)
+
+    def _found_family(self, run: str) -> None:
+        """The location of the script holds those of its processes, and so is taken."""
+        path = os.path.join(home_of(self.location), _OWNER)
+        if not os.path.exists(path):
+            script = self._script.as_dict()
+            _write(path, {"script": script, "shown": script["shown"], "run": run})
 
     def end(self, home: str, rank: int) -> None:
         """The run is complete."""

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NoReturn
 
 from _holdfast_startup import required
@@ -138,8 +139,10 @@ class Script:
 
 def _exit_code_of_child() -> int | None:
     """How a process of multiprocessing ends whose function was running already as torch was imported."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code is not multiprocessing.process.BaseProcess._bootstrap.__code__:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (
+        frame.f_code.co_name == "_bootstrap" and frame.f_globals.get("__name__") == multiprocessing.process.__name__
+    ):
         frame = frame.f_back
     return None if frame is None else frame.f_locals.get("exitcode")
 
