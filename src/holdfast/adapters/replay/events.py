@@ -238,6 +238,8 @@ class Events:
     def _why_missed(self) -> str:
         if self._claimed:
             return "a framework, or holdfast.Run, was in charge before"
+        if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+            return "their optimizer was not made in this process, but sent to it or read from a file"
         return f"torch.distributed was not initialised, though WORLD_SIZE is {os.environ.get('WORLD_SIZE')}"
 
     def _begin_step(self) -> None:

@@ -317,6 +317,8 @@ class Follower(Events):
         if self._following:
             self._let_go()
             self.loop.pending = self.replaying = self._following = False
+            if self._identity is not None:
+                self._identity.withdraw(self.host.session.home, self.host.rank)
         self.host.close()
         self.host = self._replay = self._refusal = None
 

@@ -342,6 +342,12 @@ class Identity:
                     self._found_family(run)
                 self._record(complete=False)
 
+    def withdraw(self, home: str, rank: int) -> None:
+        """Somebody else is in charge of this run."""
+        with contextlib.suppress(OSError):
+            if rank == 0:
+                os.unlink(os.path.join(home, _OWNER))
+
     def _found_family(self, run: str) -> None:
         """The location of the script holds those of its processes, and so is taken."""
         path = os.path.join(home_of(self.location), _OWNER)
