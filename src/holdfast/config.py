@@ -19,6 +19,9 @@ from typing import Any
 
 from holdfast.errors import ConfigError
 
+STOP_AT = "_HOLDFAST_STOP_AT"
+"""Variable of ``holdfast check`` alone: the step at which its notice comes."""
+
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _EVERY = re.compile(r"(\d+)\s*(steps?|epochs?)")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import control, doctor, inspect, integrity, jobs, run, top
+from holdfast.cli import check, control, doctor, inspect, integrity, jobs, run, top
 
 app = typer.Typer(
     name="holdfast",
@@ -24,6 +24,7 @@ _AS_IS = {"allow_interspersed_args": False}
 """What follows the script belongs to the script."""
 
 app.command("run", help=run.HELP, context_settings=_AS_IS)(run.run)
+app.command("check", help=check.HELP, context_settings=_AS_IS)(check.check)
 app.command("pause", help=control.PAUSE_HELP)(control.pause)
 app.command("resume", help=control.RESUME_HELP)(control.resume)
 app.command("preempt", help=control.PREEMPT_HELP)(control.preempt)

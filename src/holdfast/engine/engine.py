@@ -43,6 +43,8 @@ NEVER = sys.maxsize
 CRASHED = 1
 """Exit code of a rank that saved and left since another one has failed."""
 
+_REHEARSAL_S = 20.0
+"""How long training waits for what the ranks decide after a notice of ``holdfast check``."""
 _REST_WAIT_S = 0.5
 """How long a training thread that rests at the agreed step may take to come by: from there it leaves more cleanly."""
 
@@ -155,6 +157,7 @@ class Engine:
         self._last_save_step = 0
         self._last_save_epoch = 0
         self._unprepared = False
+        self._rehearse_at = NEVER
         self._due: threading.Timer | None = None
         self._writer: threading.Thread | None = None
         if saver is not None:
@@ -209,6 +212,16 @@ class Engine:
             dead=self._dead_peers(),
         )
         self._call_stop()
+
+    def rehearse(self, step: int) -> None:
+        """Behave as if a notice came at the boundary of ``step``, exactly there: training waits for the agreement."""
+        self._rehearse_at = step
+
+    def _preempt_here(self, step: int) -> None:
+        self._rehearse_at = NEVER
+        self.on_notice(Notice("check", f"the notice of holdfast check at step {step}", time.monotonic(), time.time()))
+        with self._changed:
+            self._changed.wait_for(lambda: self._decision is not None or self.board_lost, _REHEARSAL_S)
 
     def _begin_stop(
         self, source: str, detail: str, at: float, grace_s: float, kill_wait_s: float, *, crash: bool = False
@@ -396,6 +409,8 @@ class Engine:
 
     def at_boundary(self, step: int, *, epoch: int | None = None) -> None:
         """The slow path of a boundary: something wants attention. ``epoch``: epochs completed, at the end of one."""
+        if step >= self._rehearse_at:
+            self._preempt_here(step)
         with self._changed:
             while self._round_open:
                 # A round is being decided: to run ahead now could pass the step that is decided.
@@ -438,6 +453,7 @@ class Engine:
                 self.next_stop = self._last_save_step + every.steps
             else:
                 self.next_stop = NEVER
+            self.next_stop = min(self.next_stop, self._rehearse_at)
             mine = self.agreement.rank == 0 and self.saver is not None
             if every.seconds and mine and self._due is None and not self._called():
                 self._due = threading.Timer(every.seconds, self._on_due)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.agree import Agreement, BoundedBoard
 from holdfast.base.run_directory import JOURNAL
-from holdfast.config import Settings
+from holdfast.config import STOP_AT, Settings
 from holdfast.engine.engine import Engine, Training
 from holdfast.engine.reporter import Reporter
 from holdfast.engine.saving import Saver
@@ -138,6 +138,8 @@ class Host:
             journal=session.journal,
             leave=around.leave,
         )
+        if rehearsal := os.environ.get(STOP_AT):
+            self._engine.rehearse(int(rehearsal))
         if self.rank == 0:
             self._tell_start(training.last_boundary())
             self._reporter = Reporter(

@@ -231,6 +231,6 @@ def test_the_commands_import_no_torch_and_explain_their_exit_codes(run: Path) ->
         [sys.executable, "-c", looked, str(run)], env=environ(), capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
-    for command in ("run", "pause", "resume", "preempt", "ls", "show", "verify", "prune", "top", "doctor"):
+    for command in ("run", "pause", "resume", "preempt", "ls", "show", "verify", "prune", "top", "doctor", "check"):
         text = CliRunner().invoke(app, [command, "--help"]).output
         assert "Exit codes: 0" in " ".join(text.split())

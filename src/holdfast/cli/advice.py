@@ -1,0 +1,158 @@
+"""Lines of a script that may keep it from resuming exactly: decisions by the clock, numbers that nobody seeds.
+
+The source is read, not run. It is a help for who has been told already that something differs, so it may miss a line.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_CLOCKS = {
+    "time.time",
+    "time.monotonic",
+    "time.perf_counter",
+    "time.process_time",
+    "time.time_ns",
+    "datetime.now",
+    "datetime.datetime.now",
+    "datetime.utcnow",
+    "datetime.datetime.utcnow",
+    "timeit.default_timer",
+}
+_ENTROPY = {"os.urandom", "uuid.uuid4", "secrets.token_hex", "secrets.randbelow", "secrets.choice", "os.getpid"}
+_SEEDS = {
+    "torch.manual_seed": "torch",
+    "random.seed": "random",
+    "np.random.seed": "numpy",
+    "numpy.random.seed": "numpy",
+    "set_seed": "all",
+    "seed_everything": "all",
+    "keras.utils.set_random_seed": "all",
+    "tf.random.set_seed": "tf",
+}
+_TRACKED = {"holdfast.track", "track"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """One line, and what to do about it."""
+
+    file: str
+    line: int
+    source: str
+    do: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.source}\n    {self.do}"
+
+
+def decisions(path: Path, name: str) -> list[Hint]:
+    """Decisions of a file that follow from the clock, or from numbers that no seed decides."""
+    text = _read(path)
+    hints: dict[int, Hint] = {}
+    for scope in _scopes(text):
+        tainted: set[str] = set()
+        for node in scope:  # in the order of the source: what is assigned before it is asked
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if _is_tainted(node.value, tainted):
+                    tainted |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+            if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert) and _is_tainted(node.test, tainted):
+                source = text.splitlines()[node.lineno - 1].strip()
+                what = ast.get_source_segment(text, node.test) or "…"
+                hints.setdefault(
+                    node.lineno,
+                    Hint(
+                        name,
+                        node.lineno,
+                        source,
+                        f"what is decided here is known to a resume as holdfast.track({what})",
+                    ),
+                )
+    return list(hints.values())
+
+
+def seeds_missing(path: Path, name: str) -> list[Hint]:
+    """The first use of random numbers of a library that the file never seeds."""
+    text = _read(path)
+    nodes = [node for scope in _scopes(text) for node in scope]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    seeded = {kind for call in calls for end, kind in _SEEDS.items() if _is(call, end)}
+    if "all" in seeded or not calls:
+        return []
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found = []
+    for kind, module, call in (
+        ("torch", "torch", "torch.manual_seed(0)"),
+        ("numpy", "numpy", "numpy.random.seed(0)"),
+        ("random", "random", "random.seed(0)"),
+    ):
+        uses = module in imported and (kind == "torch" or any(_uses(node, kind) for node in calls))
+        if uses and kind not in seeded:
+            line = next(
+                (
+                    node.lineno
+                    for node in nodes
+                    if isinstance(node, ast.Import) and any(alias.name == module for alias in node.names)
+                ),
+                1,
+            )
+            found.append(Hint(name, line, text.splitlines()[line - 1].strip(), f"seed it: {call} after the imports"))
+    return found
+
+
+def _uses(call: ast.Call, kind: str) -> bool:
+    name = _name(call.func)
+    return name.startswith(f"{kind}.") if kind == "random" else ".random." in name
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text()
+        ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    return text
+
+
+def _scopes(text: str) -> Iterator[list[ast.AST]]:
+    """The nodes of the module and of each function, in the order of the source."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    tree = ast.parse(text)
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        scope, nodes = waiting.pop(0), []
+        stack = list(ast.iter_child_nodes(scope))
+        while stack:
+            node = stack.pop(0)
+            if isinstance(node, kinds):
+                waiting.append(node)
+            else:
+                nodes.append(node)
+                stack = [*ast.iter_child_nodes(node), *stack]
+        yield sorted(nodes, key=lambda node: getattr(node, "lineno", 0))
+
+
+def _is_tainted(expression: ast.AST, tainted: set[str]) -> bool:
+    nodes = list(ast.walk(expression))
+    if any(isinstance(node, ast.Call) and any(_is(node, name) for name in _TRACKED) for node in nodes):
+        return False
+    return any(
+        (isinstance(node, ast.Call) and any(_is(node, name) for name in _CLOCKS | _ENTROPY))
+        or (isinstance(node, ast.Name) and node.id in tainted)
+        for node in nodes
+    )
+
+
+def _is(call: ast.Call, name: str) -> bool:
+    called = _name(call.func)
+    return called == name or called.endswith(f".{name}") or (called == name.rpartition(".")[2] and "." in name)
+
+
+def _name(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
