@@ -11,15 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CLOCKS = {
-    "time.time",
-    "time.monotonic",
-    "time.perf_counter",
-    "time.process_time",
-    "time.time_ns",
-    "datetime.now",
-    "datetime.datetime.now",
-    "datetime.utcnow",
-    "datetime.datetime.utcnow",
+    *(f"time.{name}{end}" for name in ("time", "monotonic", "perf_counter", "process_time") for end in ("", "_ns")),
+    *(f"{place}datetime.{name}" for place in ("", "datetime.") for name in ("now", "utcnow")),
     "timeit.default_timer",
 }
 _ENTROPY = {"os.urandom", "uuid.uuid4", "secrets.token_hex", "secrets.randbelow", "secrets.choice", "os.getpid"}
@@ -101,6 +94,23 @@ def seeds_missing(path: Path, name: str) -> list[Hint]:
                 1,
             )
             found.append(Hint(name, line, text.splitlines()[line - 1].strip(), f"seed it: {call} after the imports"))
+    return found
+
+
+def imported(script: Path) -> list[Path]:
+    """A script, and the modules and packages beside it that it imports."""
+    found, waiting = [script], [script]
+    while waiting:
+        for node in ast.walk(ast.parse(_read(waiting.pop()))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                names = [module, *(f"{module}.{alias.name}".strip(".") for alias in node.names)]
+            for name in names:
+                path = script.parent.joinpath(*name.split(".")).with_suffix(".py")
+                if name and path.is_file() and path not in found:
+                    found.append(path)
+                    waiting.append(path)
     return found
 
 

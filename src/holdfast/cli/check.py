@@ -280,15 +280,14 @@ class _Check:
     # ------------------------------------------------------------------ hints
 
     def _scripts(self) -> list[tuple[Path, str]]:
-        """The files of the user's that may decide: the script, and what lies beside it."""
+        """The files of the user's that may decide: the script, and what it imports from beside it."""
         root, arguments = self._program.root, self._program.arguments
         if arguments[0] == "-m":
             base = root.joinpath(*arguments[1].split("."))
             script = base.with_suffix(".py") if base.with_suffix(".py").is_file() else base / "__main__.py"
         else:
             script = root / arguments[0]
-        others = [path for path in sorted(script.parent.glob("*.py")) if path != script][:50]
-        return [(path, str(path.relative_to(root))) for path in (script, *others) if path.is_file()]
+        return [(path, str(path.relative_to(root))) for path in advice.imported(script) if path.is_file()]
 
     def _decisions(self) -> list[Hint]:
         return [hint for path, name in self._scripts() for hint in advice.decisions(path, name)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.advice import decisions, seeds_missing
+from holdfast.cli.advice import decisions, imported, seeds_missing
 from holdfast.errors import ConfigError
 from holdfast.launch import sandbox
 from holdfast.launch.likeness import Lines, different
@@ -131,3 +131,11 @@ def test_decisions_by_the_clock_and_missing_seeds_are_found(tmp_path):
         "torch.manual_seed(0)",
         "random.seed(0)",
     ]
+
+
+def test_hints_are_of_files_that_the_script_imports(tmp_path):
+    for name, text in (("train.py", "import one\nfrom sub import two"), ("one.py", ""), ("other.py", "")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "two.py").write_text("import train")
+    assert [path.name for path in imported(tmp_path / "train.py")] == ["train.py", "one.py", "two.py"]
