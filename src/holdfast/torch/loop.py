@@ -287,7 +287,7 @@ class Loop:
     def _tree_of(self, rank: int, step: int) -> dict[str, Any] | None:
         path = self._box_of(rank)
         try:
-            record = _record_of(read_box(path)[2], step)
+            record = _record_of(read_box(path)[2], step, self.place[1])
         except (OSError, ValueError):
             return None
         if record is None or (record.kind == IN_FLIGHT and self._draws_after(step, record.passes)):
@@ -317,14 +317,20 @@ class Loop:
         mine = [record for record in self.box.records() if record.step == step and record.passes == passes]
         inside = [record.random["torch"] for record in mine if record.kind == IN_FLIGHT]
         after = [record.random["torch"] for record in mine if record.kind == BOUNDARY]
-        return bool(inside) and any(not torch.equal(state, inside[-1]) for state in after)
+        if after and not inside:
+            return True  # it is not known any more
+        return any(not torch.equal(state, inside[-1]) for state in after)
 
 
-def _record_of(records: list[Record], step: int) -> Record | None:
-    """The record of the end of ``step``; one from inside the step where its boundary left none."""
+def _record_of(records: list[Record], step: int, passes: int | None = None) -> Record | None:
+    """The record of the end of ``step``; one from inside the step where its boundary left none.
+
+    ``passes``: begun by the rank that saves. One that is ahead of it has drawn random numbers to open its next pass.
+    """
     of_step = [record for record in records if record.step == step]
     boundaries = [record for record in of_step if record.kind == BOUNDARY]
-    return (boundaries or of_step)[-1] if of_step else None
+    not_ahead = [record for record in boundaries if passes is None or record.passes <= passes]
+    return (not_ahead or boundaries or of_step)[-1] if of_step else None
 
 
 def _bytes(model: torch.nn.Module) -> int:

@@ -61,7 +61,7 @@ class Contents:
 
     def of_another(self, step: int) -> dict[str, Any] | None:
         """What another rank saved of itself, with other random numbers: for a rank whose part has died with it."""
-        return _others(self.checkpoint, step, self.rank)
+        return _others(self.checkpoint, step, self.rank, None)
 
     def mine(self) -> dict[str, Any] | None:
         """What belongs to this rank; None if it was saved by another number of ranks."""
@@ -93,8 +93,14 @@ def restore(contents: Contents, objects: Objects) -> tuple[dict[str, Any], dict[
         )
     if mine is None:
         mine = _adapted(checkpoint, run, rank, world)
-    elif mine["epoch"] != run["epoch"]:
-        # Time was up when some ranks were at their end already: all go on where the first one was.
+    elif mine["epoch"] < run["epoch"]:
+        # The ranks were on different sides of the end of an epoch, after one and the same step. Opening a pass draws
+        # random numbers: this rank has not drawn them yet, and does so when it opens its pass by itself.
+        mine["positions"] = {}
+    elif mine["epoch"] > run["epoch"]:
+        # This one was past it, and comes there again: from before it had drawn them.
+        for position in mine["positions"].values():
+            mine["random"] = position.get("start", {}).get("rng", mine["random"])
         mine["positions"] = _adapted(checkpoint, run, rank, world)["positions"]
     return run, mine
 
@@ -102,7 +108,7 @@ def restore(contents: Contents, objects: Objects) -> tuple[dict[str, Any], dict[
 def _adapted(checkpoint: Checkpoint, run: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     """A rank's part where there is none of its own: another's position by samples, random numbers of its own."""
     mine: dict[str, Any] = {"random": None, "positions": {}, "epoch": run["epoch"], "passes": run["passes"]}
-    first = _others(checkpoint, run["step"], rank)
+    first = _others(checkpoint, run["step"], rank, run["epoch"])
     if first is None:
         return mine
     for name, position in first["positions"].items():
@@ -115,17 +121,24 @@ def _adapted(checkpoint: Checkpoint, run: dict[str, Any], rank: int, world: int)
     return mine
 
 
-def _others(checkpoint: Checkpoint, step: int, rank: int) -> dict[str, Any] | None:
-    """The part of the first rank that has one, with random numbers for ``rank``; None if there is no part at all."""
-    entry = next((entry for entry in checkpoint.manifest.files if _RANK_FILE.fullmatch(entry.path)), None)
-    if entry is None:
-        return None
-    memory = memoryview(fresh_memory(entry.size))[: entry.size]
-    read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
-    tree: dict[str, Any] = tree_of({entry.path: parse(memory)}, entry.path)
-    if entry.path != rank_file(rank):
-        tree["random"]["torch"] = torch.Generator().manual_seed(step * 1_000_003 + rank).get_state()
-    return tree
+def _others(checkpoint: Checkpoint, step: int, rank: int, epoch: int | None) -> dict[str, Any] | None:
+    """The part of the first rank that has one, with random numbers for ``rank``; None if there is no part at all.
+
+    ``epoch``: take one that was in this epoch, if there is one.
+    """
+    first: dict[str, Any] | None = None
+    for entry in checkpoint.manifest.files:
+        if not _RANK_FILE.fullmatch(entry.path):
+            continue
+        memory = memoryview(fresh_memory(entry.size))[: entry.size]
+        read_checked(checkpoint.backend, checkpoint.name, entry, into=memory)
+        tree: dict[str, Any] = tree_of({entry.path: parse(memory)}, entry.path)
+        if entry.path != rank_file(rank):
+            tree["random"]["torch"] = torch.Generator().manual_seed(step * 1_000_003 + rank).get_state()
+        if epoch is None or tree.get("epoch", epoch) == epoch:
+            return tree
+        first = first or tree
+    return first
 
 
 @contextlib.contextmanager

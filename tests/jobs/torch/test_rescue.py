@@ -34,6 +34,29 @@ def test_sigkill_of_a_rank_of_two_loses_at_most_the_step_in_flight(server, tmp_p
     check(server, spec, rank, 12 if phase not in ("save", "evaluation") else 13)
 
 
+SIDES = {
+    "the dead rank is behind": (1, [{"rank": 1, "step": 12, "phase": "optimizer", "action": "KILL"}], 0),
+    "with loader workers": (1, [{"rank": 1, "step": 12, "phase": "after-optimizer", "action": "KILL"}], 2),
+    "the dead rank is ahead": (
+        0,
+        [
+            {"rank": 1, "step": 12, "phase": "evaluation", "action": "HANG", "skew_s": 3.0},
+            {"rank": 0, "step": 13, "phase": "forward", "action": "KILL"},
+        ],
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SIDES)
+@pytest.mark.share(2)
+def test_ranks_that_are_on_different_sides_of_the_end_of_an_epoch_resume_exactly(server, tmp_path, case):
+    """Step 12 is the last of an epoch, after which the loop evaluates: opening a pass draws random numbers."""
+    victim, faults, workers = SIDES[case]
+    spec = drill.Spec(str(tmp_path / "run"), workers=workers, evaluate_every=6, isolate_evaluation=True, faults=faults)
+    check(server, spec, victim, 12)
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
 @pytest.mark.share(5)
