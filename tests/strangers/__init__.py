@@ -2,6 +2,7 @@
 
 ``rows`` says what a row of the battery is, ``idioms/`` are scripts that we wrote the way others write them,
 ``idiom_rows`` lists them, ``known_failures`` those that fail today. ``launch`` starts a script, ``injected/``
-interrupts it at a chosen step, ``compare`` looks at what it left, ``trial`` puts the three together, ``report`` writes tables.
+interrupts it at a chosen step, ``compare`` looks at what it left, ``trial`` puts the three together, ``report`` writes
+tables.
 ``python -m tests.strangers`` runs rows by their names.
 """
