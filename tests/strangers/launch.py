@@ -75,8 +75,8 @@ def _script(script: str, args: list[str]) -> None:
     import strangers_interrupt
 
     strangers_interrupt.arm()
-    _holdfast_startup.start()  # as the file holdfast.pth does, had this process not been forked
     sys.argv = [script, *args]
+    _holdfast_startup.start()  # as the file holdfast.pth does, had this process not been forked
     runpy.run_path(script, run_name="__main__")
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 
 from _holdfast_startup import required
+from holdfast.adapters.replay.files import Files
 from holdfast.adapters.replay.loop import Followed, Pass
 from holdfast.adapters.replay.objects import Registry
 from holdfast.adapters.replay.passes import Watched
@@ -44,6 +45,7 @@ class Events:
         """None until the first training act, when the other ranks are met and the checkpoint is found."""
         self.registry = Registry()
         self.trace = Trace()
+        self._files = Files()
         self.busy = False
         """While a loader works for us: what it does inside is not the script's."""
         self.fetched = False
@@ -394,6 +396,7 @@ class Events:
             return False
         assert self.host is not None
         self._checked(replay.arrive, self.loop, self.trace)
+        self._files.arrive()
         self._replay, self.replaying = None, False
         self._looked = self.registry.version
         self._several = len(self.registry.alive("optimizer")) > 1

@@ -109,6 +109,7 @@ class Follower(Events):
             os.register_at_fork(after_in_child=self.stay_behind)
         _current = self
         self._birth = self._born()
+        self._files.begin(self._birth.history(), again=self._birth.again)
         tell_of_claims(self.stand_back)
 
     def _born(self, loads: Sequence[str] = ()) -> Birth:
@@ -121,6 +122,7 @@ class Follower(Events):
         """This process has turned out to be a child of another, and its function is about to run."""
         if not self._following and not self._over:
             self._birth = self._born(self._birth.loads)
+            self._files.begin(self._birth.history(), again=self._birth.again)
 
     def state_at_start(self) -> bytes:
         """The random numbers that the script began with, for its processes."""
@@ -152,6 +154,7 @@ class Follower(Events):
         else:
             self._tell_what_was_missed()
         self.host.engine.finish(self.loop.step)
+        self._files.note_end()
         if self._identity is not None:
             self._identity.end(self.host.session.home, self.host.rank)
 
@@ -199,6 +202,9 @@ class Follower(Events):
             return
         self._over = True
         self._hooks.end()
+        if not self._following:
+            self._files.commit()
+        self._files.end()
         tell_no_more(self.stand_back)
         if not self._following:
             if self.host is not None:
@@ -312,6 +318,9 @@ class Follower(Events):
         """Somebody else is in charge of the training that is about to begin."""
         self._claimed = True
         self._hooks.forget_first_call()
+        if not self._following or not (self.loop.step or self.trace.steps):
+            self._files.commit()
+            self._files.end()
         if self.host is None or self._over or (self._following and (self.loop.step or self.trace.steps)):
             return
         if self._following:
@@ -325,6 +334,7 @@ class Follower(Events):
     def _follow(self) -> None:
         """The loop begins."""
         if self._refusal is not None:
+            self._files.end()
             raise self._refusal
         self._hooks.forget_first_call()
         self._hooks.forget_backward()
@@ -340,10 +350,13 @@ class Follower(Events):
         seen = Seen(mirror, around=self._around)
         self.loop = Followed(self.registry, self.trace, seen, box, place, self.settings)
         self.loop.frames.note_start(sys._getframe())
+        self.loop.saves = self._files.note_save
+        self._files.loop_begins(replays=self._replay is not None)
         if self._replay is not None:
             self._replay.begin(self.loop, self._birth)
             if host.rank == 0:
                 link_to(self.loop.birth.get("folders", {}))
+                self._files.folders_changed()
             self.replaying = True
         else:
             self.loop.start = rng.capture()
@@ -383,10 +396,11 @@ class Follower(Events):
                 return
             self._hooks.watch_first_call()
 
-    def loads(self, file: Any) -> None:
-        """``torch.load``."""
+    def loads(self, file: Any) -> Any:
+        """``torch.load``; returns what is loaded instead, by native code too."""
         if not self._following:
             self._birth.note_load(file)
+        return self._files.readable(file)
 
     def before_backward(self, outputs: Any) -> bool:
         """Returns whether to look at what it leaves. An optimizer, or somebody else, may yet be in charge."""

@@ -104,6 +104,8 @@ class Followed(Loop):
         """What the save that is under way cannot hold exactly."""
         self.notes: Callable[[], dict[str, Any]] = dict
         """What whoever runs the script wants to know again when the loop is replayed, at a save,"""
+        self.saves: Callable[[], None] = lambda: None
+        """Called as a save begins."""
         self.recalled: dict[str, Any] = {}
         """and what it said at the save that this process goes on from."""
         self._cut: list[str] = []
@@ -304,6 +306,7 @@ class Followed(Loop):
 
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         # At the end of a run the last point is behind: what comes after it runs again if the run is started again.
+        self.saves()
         self._exact = at_boundary and not self.over and not self.behind
         if not self._exact and self._version not in (-1, self.registry.version):
             with contextlib.suppress(StateError):

@@ -4,13 +4,10 @@ While it is entered, a module that the script calls answers with what it answere
 that shape. A backward pass over answers gives parameters gradients of zero, which cost nothing, and optimizer steps
 are taken with no gradient at all, which every optimizer skips. So nothing changes, no collective of DDP takes
 part, and what a step costs is the script's own Python.
-
-Files of weights are not written: those of the first time are there, and these weights are not the trained ones.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +15,7 @@ import torch
 
 from holdfast.adapters.replay.answers import Answer, Gradients, alone
 from holdfast.adapters.replay.nested import shape_of
-from holdfast.adapters.replay.patches import SAFETENSORS, TORCH
+from holdfast.adapters.replay.patches import TORCH
 from holdfast.base.patching import Applied
 from holdfast.torch.state import unwrap
 
@@ -41,7 +38,7 @@ class Outputs:
     # ------------------------------------------------------------------ in and out
 
     def begin(self) -> None:
-        self._applied = [table.begin("replay", self) for table in (TORCH, SAFETENSORS)]
+        self._applied = [TORCH.begin("replay", self)]
         self._stand_between()
 
     def end(self) -> None:
@@ -90,15 +87,6 @@ class Outputs:
             return _grad(original, outputs, inputs, *args, **options)
 
         return grad
-
-    @staticmethod
-    def save(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(*args: Any, **options: Any) -> None:
-            """Write nothing, but for what stays in memory: pickling a tensor is that too."""
-            if any(isinstance(one, io.BytesIO) for one in (*args, *options.values())):
-                original(*args, **options)
-
-        return save
 
     @staticmethod
     def forward_alone(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ Nothing is in place for the life of the process. Each scope begins when it is ne
 - ``first call``: from the making of an optimizer to the first training act.
 - ``by hand``: in the first backward passes, until the loop is followed.
 - ``read``: while the loop runs, from its first training act on.
+- ``files``: while a follower follows, from the start of the script on; ``look``: while there is a layer over the files.
 - ``replay``, ``answer``: while modules answer without computing; ``alone``: while one of them computes its answer.
 """
 
@@ -27,6 +28,8 @@ TENSOR_READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "
 _FOLLOW = "follow"
 _SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")
 """Those that do not leave their making to another."""
+
+_OPENS_BY_ITSELF = "it opens files by itself, where Python does not see it"
 
 TORCH = PatchSet(
     framework="torch",
@@ -157,10 +160,18 @@ TORCH = PatchSet(
             Patch(
                 target=f"{module}:save",
                 wrap="save",
-                why="weights of a replay are not the trained ones",
-                scope="replay",
+                why=_OPENS_BY_ITSELF,
+                scope="files",
+                direct=True,
             )
             for module in ("torch", "torch.serialization")
+        ),
+        Patch(
+            target="torch.jit._script:RecursiveScriptModule.save",
+            wrap="save_module",
+            why=_OPENS_BY_ITSELF,
+            scope="files",
+            direct=True,
         ),
         Patch(
             target="torch.nn.modules.batchnorm:SyncBatchNorm.forward",
@@ -259,15 +270,73 @@ SAFETENSORS = PatchSet(
     patches=(
         Patch(
             target="safetensors.torch:serialize_file",
-            wrap="save",
-            why="weights of a replay are not the trained ones",
-            scope="replay",
+            wrap="serialize_file",
+            why=_OPENS_BY_ITSELF,
+            scope="files",
             loaded=True,
+            direct=True,
+        ),
+        Patch(
+            target="safetensors.torch:safe_open",
+            wrap="safe_open",
+            why=_OPENS_BY_ITSELF,
+            scope="files",
+            loaded=True,
+            direct=True,
         ),
     ),
 )
 
-TABLES = (TORCH, PYTHON, TORCHDATA, SAFETENSORS)
+_CHANGES = (
+    ("builtins:open", "open"),
+    ("io:open", "open"),
+    ("os:open", "os_open"),
+    ("os:remove", "unlink"),
+    ("os:unlink", "unlink"),
+    ("os:rmdir", "rmdir"),
+    ("os:mkdir", "mkdir"),
+    ("os:rename", "rename"),
+    ("os:replace", "rename"),
+    ("os:link", "link"),
+    ("os:symlink", "symlink"),
+    ("os:truncate", "truncate"),
+)
+_LOOKS = (
+    ("os:stat", "stat"),
+    ("os:lstat", "lstat"),
+    ("os:readlink", "readlink"),
+    ("os:access", "access"),
+    ("os:listdir", "listdir"),
+    ("os:scandir", "scandir"),
+    ("os:chmod", "change_attributes"),
+    ("os:utime", "change_attributes"),
+)
+
+FILES = PatchSet(
+    framework="python",
+    oldest="3.11",
+    newest="3.11",
+    patches=(
+        *(
+            Patch(target=name, wrap=wrap, why="changes of files", scope="files", direct=True, required=False)
+            for name, wrap in _CHANGES
+        ),
+        *(
+            Patch(target=name, wrap=wrap, why="a look into the layer", scope="look", direct=True, required=False)
+            for name, wrap in _LOOKS
+        ),
+        Patch(
+            target="shutil:_use_fd_functions",
+            wrap="by_path",
+            why="files of a layer have no folder that can be opened",
+            scope="look",
+            direct=True,
+        ),
+    ),
+)
+"""What changes files and looks at them in Python's library."""
+
+TABLES = (TORCH, PYTHON, FILES, TORCHDATA, SAFETENSORS)
 
 
 def check() -> None:

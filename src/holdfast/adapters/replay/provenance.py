@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from holdfast.adapters.replay.file_history import PREFIX
 from holdfast.base.run_directory import ATTEMPT
 from holdfast.config import Settings
 from holdfast.torch import rng
@@ -34,12 +35,15 @@ class Birth:
         self._path, self._home = path, os.path.dirname(path)
         self.loads = list(loads)
         """Files of weights that were loaded before the loop began, by name."""
+        self.again = False
+        """Whether an earlier attempt has begun with the same random numbers."""
         self.state = _of_a_process(rng.capture())
         if path and settings.resumes_from(self._last_run()):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 with open(self._path, "rb") as file:
                     self.state = read_tree(bytearray(file.read()))
                 rng.restore({**rng.capture(), **self.state})
+                self.again = True
 
     def _last_run(self) -> str | None:
         try:
@@ -47,6 +51,11 @@ class Birth:
                 return str(json.load(file)["run"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def history(self) -> str:
+        """The file in which the script's changes of files are noted; empty: it is not known yet."""
+        folder, name = os.path.split(self._path)
+        return os.path.join(folder, name.replace("birth-", PREFIX, 1)) if name else ""
 
     def leave(self) -> None:
         """This is the first attempt: later ones begin like this."""
