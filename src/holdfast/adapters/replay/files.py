@@ -463,7 +463,7 @@ class Files:
                 original(path, mode, dir_fd=dir_fd)
             elif self._layered(key):
                 assert self._overlay is not None
-                self._on_layer(path, self._overlay.make_folder, key, mode)
+                self._on_layer(path, self._overlay.make_folder, key)
             else:
                 if not os.path.lexists(path):
                     self._note(key)
@@ -611,8 +611,7 @@ class Files:
 
     def _folder(self, path: Any, key: str) -> Any:
         """A real folder for one of the layer. Raises FileNotFoundError if it is hidden."""
-        found = self._read("." if path is None else path, key)
-        return found if os.path.isdir(found) else path
+        return self._read("." if path is None else path, key)
 
     def scandir(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scandir(path: Any = None) -> Any:

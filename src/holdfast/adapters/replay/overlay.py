@@ -4,8 +4,6 @@ What a replay writes, renames, links and removes exists in a folder of the layer
 layer first, then the files as they were when the run began, as far as its history knows them, else the files as they
 are. On arrival the layer is discarded: the files of the first time are there already. Files that the script still has
 open are continued where the first attempt left them.
-
-Folders are the exception: one that the layer makes, and that is not there, is really made.
 """
 
 from __future__ import annotations
@@ -122,7 +120,7 @@ class Overlay:
         """The real path behind ``path``. Raises FileNotFoundError if there is nothing here."""
         path = self.resolved(path)
         entry = self.view(path)
-        if entry is None or entry.kind is Kind.FOLDER:
+        if entry is None:
             return path
         if entry.kind is Kind.GONE:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -205,13 +203,19 @@ class Overlay:
             entry.weights = True
         return bool(found)
 
-    def make_folder(self, path: str, mode: int) -> None:
+    def make_folder(self, path: str) -> None:
         if self.exists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         self._needs_folder(path)
-        if not os.path.isdir(path):
-            os.mkdir(path, mode)
-        self._set(path, Entry(Kind.FOLDER))
+        self._set(path, self._folder_at(path))
+
+    def _folder_at(self, path: str) -> Entry:
+        """A folder at ``path``: the real one, whose files are hidden one by one, or an empty one of the layer."""
+        if os.path.isdir(path):
+            return Entry(Kind.FOLDER, path)
+        entry = Entry(Kind.FOLDER, self._new())
+        os.mkdir(entry.backing)
+        return entry
 
     def remove_folder(self, path: str) -> None:
         if self.names(path, _listed(path)):
@@ -249,7 +253,7 @@ class Overlay:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), target)
             for name in self.names(source, _listed(source)):
                 self.rename(os.path.join(source, name), os.path.join(target, name))
-            self._set(target, Entry(Kind.FOLDER))
+            self._set(target, self._folder_at(target))
         else:
             if self._kind_of(target) is Kind.FOLDER:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
@@ -295,11 +299,10 @@ class Overlay:
 
     def _needs_folder(self, path: str) -> None:
         folder = os.path.dirname(path)
-        if self.view(folder) is not None or not os.path.isdir(folder):
-            if not self.exists(folder):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            if not self.is_folder(folder) and self._kind_of(folder) is not Kind.FOLDER:
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if not self.exists(folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if not self.is_folder(folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
     def _set(self, path: str, entry: Entry) -> None:
         self._entries[path] = entry
@@ -386,9 +389,9 @@ class Overlay:
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{name}")
-                if os.path.dirname(target) == self.folder:
-                    if fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
-                        found[target].append(int(name))
+                ours = os.path.dirname(target) == self.folder
+                if ours and fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+                    found[target].append(int(name))
         return found
 
 
@@ -448,9 +451,8 @@ def merge_lines(real: bytes, replayed: bytes) -> bytes:
     Numbers may differ, such as times; ``real`` itself if other text does.
     """
     ones, others = real.splitlines(keepends=True), replayed.splitlines(keepends=True)
-    if ones and others and len(ones) <= len(others) and not ones[-1].endswith((b"\n", b"\r")):
-        if _masked(others[len(ones) - 1]).startswith(_masked(ones[-1])[:-1]) and others[len(ones) - 1] != ones[-1]:
-            ones.pop()  # torn
+    if ones and len(ones) <= len(others) and not ones[-1].endswith((b"\n", b"\r")):
+        ones.pop()  # it may be torn
     common = min(len(ones), len(others))
     if any(_masked(one) != _masked(other) for one, other in zip(ones, others, strict=False)):
         return real
