@@ -9,7 +9,6 @@ import traceback
 from pathlib import Path
 
 from tests.strangers import report
-from tests.strangers.known_failures import KNOWN_FAILURES
 from tests.strangers.launch import Launcher
 from tests.strangers.rows import Row
 from tests.strangers.table import ROWS
@@ -27,10 +26,7 @@ def main() -> int:
     rows = [row for row in ROWS if not chosen.names or row.name.startswith(tuple(chosen.names))]
     results = list(run(rows, chosen))
     print(f"\n{report.summary(results)}; {sum(result.seconds for result in results):.0f} s in all runs together")
-    mended = [each.row.name for each in results if each.row.name in KNOWN_FAILURES and not each.problems]
-    if mended:
-        print("no longer known failures:", *mended)
-    return any(result.problems and result.row.name not in KNOWN_FAILURES for result in results) or bool(mended)
+    return any(result.problems for result in results)
 
 
 def run(rows: list[Row], chosen: argparse.Namespace) -> list[Result]:

@@ -1,6 +1,6 @@
 """The rows of ``idioms/``."""
 
-from tests.strangers.rows import idiom
+from tests.strangers.rows import Verdict, idiom
 
 IDIOM_ROWS = (
     idiom("word_language_model", steps=(0.8, 0.95)),
@@ -12,7 +12,12 @@ IDIOM_ROWS = (
     idiom("dqn_replay_buffer"),
     idiom("grad_norm_logging"),
     idiom("gan"),
-    idiom("hand_written_sgd", at_line="^149 "),
+    idiom(
+        "hand_written_sgd",
+        at_line="^149 ",
+        verdict=Verdict.UNPROTECTED,
+        says=r"this script trains without a torch\.optim\.Optimizer",
+    ),
     idiom("log_files"),
     idiom("optimizer_each_batch"),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.strangers.known_failures import KNOWN_FAILURES
 from tests.strangers.launch import Launcher
 from tests.strangers.table import ROWS
 from tests.strangers.trial import Trial
@@ -18,15 +17,7 @@ def launcher():
 
 
 def _rows(*, slow: bool) -> list:
-    return [
-        pytest.param(row, id=row.name, marks=_known(row.name)) for row in ROWS if row.slow == slow and not row.not_run
-    ]
-
-
-def _known(name: str) -> list[pytest.MarkDecorator]:
-    if name not in KNOWN_FAILURES:
-        return []
-    return [pytest.mark.xfail(strict=True, raises=AssertionError, reason=KNOWN_FAILURES[name])]
+    return [pytest.param(row, id=row.name) for row in ROWS if row.slow == slow and not row.not_run]
 
 
 @pytest.mark.core(4)
@@ -50,10 +41,6 @@ def test_a_script_of_a_stranger_that_takes_long(launcher, tmp_path, row):
 def test_a_script_that_is_interrupted_at_many_points(launcher, tmp_path, row):
     problems = Trial(launcher, row, tmp_path, seed=1, points=3).run().problems
     assert not problems, "\n".join(problems)
-
-
-def test_known_failures_are_rows():
-    assert set(KNOWN_FAILURES) <= {row.name for row in ROWS}
 
 
 def test_every_row_says_whose_idiom_it_is():

@@ -65,9 +65,8 @@ class Events:
         self._several = False
         self._unsettled = False
         """With several optimizers: one has stepped since the last point."""
-        self._firsts: list[int] = []
-        """Optimizers in the order of their first steps."""
-        self._numbers: dict[int, int] = {}
+        self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        """The number of each optimizer that has stepped, in the order of their first steps."""
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._evaluated: weakref.WeakSet[Any] = weakref.WeakSet()
         self._looked = -1
@@ -295,10 +294,9 @@ class Events:
         return None
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
-        number = self._numbers.get(id(optimizer))
+        number = self._stepped.get(optimizer)
         if number is None:
-            number = self._numbers[id(optimizer)] = self.registry.number(optimizer)
-            self._firsts.append(number)
+            number = self._stepped[optimizer] = self.registry.number(optimizer)
         self.trace.step(number)
         latest = self.loop.latest() if self.loop.latest is not None else None
         if self.trace.steps <= 2:
@@ -336,9 +334,8 @@ class Events:
 
     def _closes(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether this optimizer is the last of an iteration: the one that was the last to step for the first time."""
-        return len(self._firsts) == len(self.registry.alive("optimizer")) and (
-            self._firsts[-1] == self._numbers[id(optimizer)]
-        )
+        stepped = [*self._stepped]
+        return len(stepped) == len(self.registry.alive("optimizer")) and stepped[-1] is optimizer
 
     def _settle(self) -> None:
         self._unsettled = self.fetched = False

@@ -154,9 +154,11 @@ class Followed(Loop):
         self._size = 3 * sum(value.nbytes for model in models for value in (*model.parameters(), *model.buffers()))
 
     def _forget_copies(self) -> None:
-        """Let go of models that nobody else holds, such as the best one before there was a better one: how many there
-        are must be as in a replay, which does not hold them. DDP's are in cycles."""
+        """Let go of models that nobody else holds, such as the best one before there was a better one, and of an
+        optimizer that the script has replaced: how many there are must be as in a replay, which does not hold them.
+        DDP's are in cycles."""
         objects = self.objects
+        objects.optimizers, objects.small = {}, {}
         trained = {name: model for name, model in objects.models.items() if self.registry.is_trained(model)}
         objects.models = trained
         objects.gradient_orders = {name: one for name, one in objects.gradient_orders.items() if name in trained}

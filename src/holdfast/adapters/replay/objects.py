@@ -23,7 +23,10 @@ class Registry:
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[torch.nn.Module]] = []
-        self._others: dict[str, list[weakref.ref[Any]]] = {"optimizer": [], "scheduler": [], "scaler": []}
+        self._others: dict[str, dict[int, weakref.ref[Any]]] = {"optimizer": {}, "scheduler": {}, "scaler": {}}
+        """By the number in the order of their making. Some scripts make an optimizer for each batch."""
+        self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._counts = dict.fromkeys(self._others, 0)
         self._prune_at = _PRUNE_AT
         self._orders: weakref.WeakKeyDictionary[torch.nn.Module, GradientOrder] = weakref.WeakKeyDictionary()
         self.tracked: list[Any] = []
@@ -42,10 +45,13 @@ class Registry:
         return order
 
     def note(self, kind: str, thing: Any) -> None:
-        refs = self._others[kind]
-        if not any(ref() is thing for ref in refs):
-            refs.append(weakref.ref(thing))
-            self.version += 1
+        if thing in self._made:
+            return
+        refs, number = self._others[kind], self._counts[kind]
+        self._counts[kind] += 1
+        self._made[thing] = number
+        refs[number] = weakref.ref(thing, lambda _: refs.pop(number, None))
+        self.version += 1
 
     def track(self, thing: Any) -> None:
         """Something of the user's own with a state."""
@@ -57,15 +63,12 @@ class Registry:
         return list(self._orders.values())
 
     def alive(self, kind: str) -> list[Any]:
-        return [thing for ref in self._others[kind] if (thing := ref()) is not None]
+        return [thing for ref in [*self._others[kind].values()] if (thing := ref()) is not None]
 
     def number(self, optimizer: torch.optim.Optimizer) -> int:
-        """Which optimizer this is."""
-        for number, ref in enumerate(self._others["optimizer"]):
-            if ref() is optimizer:
-                return number
+        """Which optimizer this is, in the order of their making."""
         self.note("optimizer", optimizer)
-        return len(self._others["optimizer"]) - 1
+        return self._made[optimizer]
 
     def is_trained(self, model: torch.nn.Module) -> bool:
         """Whether an optimizer has one of its parameters."""
