@@ -560,17 +560,19 @@ class Engine:
         manifest: Manifest | None = None
         outcome = "preempted" if reason == "jit" else "rescued"
         began = time.monotonic()
+        known = False
         if self.saver is not None:
             # What is being written already is finished first, if there is time for both.
             self.wait_for_writer(deadline.earlier(self._needed_s()))
             committed = self.saver.committed
             if committed is not None and committed.step >= step:
                 manifest = committed
+                known = stop is not None and stop.crash  # a replay that failed, say, has nothing to tell of
             elif step > 0:
                 manifest = self._try_save(step, reason, deadline, at_boundary=at_boundary)
                 outcome = outcome if manifest is not None else "failed"
         since = time.monotonic() - (stop.began if stop else began)
-        if manifest is not None:
+        if manifest is not None and not known:
             log.warning("JIT checkpoint completed in %.1fs: %s", time.monotonic() - began, manifest.name)
         self.journal.record("end", step=step, outcome=outcome, reason=reason, since_notice_s=round(since, 4))
         self.journal.sync()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.agree import Agreement, BoundedBoard
+from holdfast.base.bars import keep_apart
 from holdfast.base.run_directory import JOURNAL
 from holdfast.config import STOP_AT, Settings
 from holdfast.engine.engine import Engine, Training
@@ -48,6 +49,7 @@ class Host:
         ``command``: tells this run from others where the script names the location; see :mod:`.unfinished`.
         ``announced``: it is certain that the training is here. Otherwise :meth:`announce` comes later, or never.
         """
+        keep_apart(log)
         self.settings = settings
         self.session: Session = open_session(settings, place, command)
         self.checkpoint: Checkpoint | None = None

@@ -40,6 +40,7 @@ def test_early_stopping_by_a_value_that_nobody_saw_is_an_error_and_not_a_wrong_r
     assert outcome.codes == [1]
     assert "the script does not go the way it went before: it reads numpy of a value at line 56" in outcome.log
     assert "become known to a replay with `value = holdfast.track(value)`" in outcome.log
+    assert outcome.log.count("JIT checkpoint completed") == 1  # by the first attempt; the second saves nothing
     assert assert_whole(spec.dir).step == step
     assert not assert_whole(spec.dir).manifest.complete
 
