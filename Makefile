@@ -66,9 +66,10 @@ lint: $(READY) ## ruff, mypy, import-linter
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-# NAMES: beginnings of names of rows; ARGS: --points, --seed, --verbose, --keep.
+# NAMES: beginnings of names of rows; ARGS: --points, --seed, --verbose, --keep. REPO: a checkout of a repository, with a
+# manifest that says what is run: MANIFEST, or the one that is known for it; ARGS also: --table, --page (docs/strangers.md).
 strangers: $(READY) ## scripts as others write them: off, on, and interrupted; must be alike
-	$(RUN) -m tests.strangers $(NAMES) $(ARGS)
+	$(RUN) -m tests.strangers$(if $(REPO),.checkout "$(REPO)" $(if $(MANIFEST),--manifest "$(MANIFEST)")) $(NAMES) $(ARGS)
 
 soak: $(READY) ## MINUTES of random interruptions of real jobs, then every case of every test
 	$(RUN) -m tests.soak --minutes $(MINUTES)

@@ -77,6 +77,11 @@ class Row:
     """Left out of the part that each change runs."""
     copy: Path | None = None
     """A folder that is copied as the working folder: a checkout of somebody else's repository."""
+    folder: str = ""
+    """The folder of that copy in which the command is started and the data are made."""
+    seed: bool = False
+    """The script draws random numbers unseeded: each first attempt begins with the same ones, each further attempt with
+    others."""
     not_run: str = ""
     """Why it is listed and does not run here."""
     idiom: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,10 +87,12 @@ class Trial:
             "HOLDFAST_KILL_WAIT": "0",
             **self._row.env,
             "STRANGERS_COUNTER": str(counter),
-            "STRANGERS_FOLDER": str(work),
+            "STRANGERS_FOLDER": str(work / self._row.folder),
             "STRANGERS_POINT": point,
         }
-        return self._launcher.start(self._row, work, logs, env)
+        if self._row.seed:
+            env["STRANGERS_SEED"] = str(attempt)
+        return self._launcher.start(self._row, work / self._row.folder, logs, env)
 
     def _prepare(self, work: Path) -> None:
         if self._row.copy is not None:
@@ -99,7 +102,17 @@ class Trial:
             shutil.copy(self._row.script, work)
         for command in self._row.prepare:
             env = {**clean_environment(), "HOLDFAST_ENABLED": "0"}
-            subprocess.run([sys.executable, *command], cwd=work, env=env, check=True, capture_output=True, timeout=300)
+            done = subprocess.run(
+                [sys.executable, *command],
+                cwd=work / self._row.folder,
+                env=env,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+            if done.returncode:
+                raise RuntimeError(f"{shlex.join(command)} ends with {done.returncode}\n{done.stderr[-3000:]}")
 
     def _end(self, attempt: Attempt) -> Ended:
         ended = attempt.wait()

@@ -21,6 +21,8 @@ TARGETS = "STRANGERS_TARGETS"
 """The processes that get SIGTERM: their number, or a JSON file with a list of them."""
 FOLDER = "STRANGERS_FOLDER"
 """Where the script runs: below it holdfast keeps its journal."""
+SEED = "STRANGERS_SEED"
+"""With which random numbers a script begins that does not seed them."""
 SLOTS = 1024
 HEARD_S = 3.0
 
@@ -30,6 +32,9 @@ def arm():
     if COUNTER not in os.environ:
         return
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    if SEED in os.environ:
+        _seed(int(os.environ[SEED]))
 
     file = os.open(os.environ[COUNTER], os.O_RDWR)
     counts = memoryview(mmap.mmap(file, SLOTS * 4)).cast("I")
@@ -49,6 +54,16 @@ def arm():
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(lambda *_: reached("after"))
+
+
+def _seed(number):
+    import random
+
+    import numpy
+    import torch
+
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(number)
 
 
 def _send(action):
