@@ -32,9 +32,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.strangers.checkout", description=__doc__)
     parser.add_argument("checkout", type=Path, help="a folder with somebody's repository, or yours")
     parser.add_argument("names", nargs="*", help="beginnings of names of rows; none: all rows")
-    parser.add_argument(
-        "--manifest", type=Path, help=f"default: its own {OWN}, else the known one that fits"
-    )
+    parser.add_argument("--manifest", type=Path, help=f"default: its own {OWN}, else the known one that fits")
     parser.add_argument("--points", type=int, default=1, help="interruptions of each row")
     parser.add_argument("--seed", type=int, default=0, help="of the points at which a row is interrupted")
     parser.add_argument("--keep", type=Path, help="a folder in which everything stays that the runs leave")
@@ -87,11 +85,16 @@ def find(checkout: Path, given: Path | None = None) -> Path:
 
 
 def choose(manifest: Manifest, names: list[str]) -> list[Entry]:
-    """The entries whose names begin like one of these; all if there are none."""
-    found = [entry for entry in manifest.entries if not names or entry.row.name.startswith(tuple(names))]
+    """The entries with one of these names, or whose names begin like one that is no name; all if there are none."""
+    known = [entry.row.name for entry in manifest.entries]
+    beginnings = tuple(name for name in names if name not in known)
+    found = [
+        entry
+        for entry in manifest.entries
+        if not names or entry.row.name in names or (beginnings and entry.row.name.startswith(beginnings))
+    ]
     if not found:
-        known = ", ".join(entry.row.name for entry in manifest.entries)
-        raise ManifestError(f"{manifest.path}: no row begins with {' or '.join(names)}; there are {known}")
+        raise ManifestError(f"{manifest.path}: no row begins with {' or '.join(names)}; there are {', '.join(known)}")
     return found
 
 

@@ -34,7 +34,9 @@ def arm():
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     if SEED in os.environ:
-        _seed(int(os.environ[SEED]))
+        import torch
+
+        torch.manual_seed(int(os.environ[SEED]))
 
     file = os.open(os.environ[COUNTER], os.O_RDWR)
     counts = memoryview(mmap.mmap(file, SLOTS * 4)).cast("I")
@@ -56,14 +58,14 @@ def arm():
     register_optimizer_step_post_hook(lambda *_: reached("after"))
 
 
-def _seed(number):
-    import random
+def seed():
+    """Seed what draws random numbers and has no seed yet; torch is seeded when it is armed."""
+    if SEED in os.environ:
+        import random
 
-    import numpy
-    import torch
-
-    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
-        seed(number)
+        number = int(os.environ[SEED])
+        random.seed(number)
+        when_imported("numpy", lambda: sys.modules["numpy"].random.seed(number))
 
 
 def _send(action):

@@ -31,7 +31,7 @@ def write(folder: Path, name: str, number: int, draw: np.random.Generator) -> No
 if __name__ == "__main__":
     raw = Path(sys.argv[1]) / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    training, test = (*map(int, sys.argv[2:]), 1280, 256)[:2] if len(sys.argv) != 3 else (int(sys.argv[2]), 256)
+    training, test = (*map(int, sys.argv[2:]), *(1600, 256)[len(sys.argv) - 2 :])
     drawn = np.random.default_rng(0)
     write(raw, "train", training, drawn)
     write(raw, "t10k", test, drawn)
