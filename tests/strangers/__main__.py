@@ -22,8 +22,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the points at which a row is interrupted")
     parser.add_argument("--keep", type=Path, help="a folder in which everything stays that the runs leave")
     parser.add_argument("--verbose", action="store_true", help="all of what is wrong, with the end of each log")
+    parser.add_argument("--list", action="store_true", help="run nothing; print the rows as a Markdown table")
     chosen = parser.parse_args()
     rows = [row for row in ROWS if not chosen.names or row.name.startswith(tuple(chosen.names))]
+    if chosen.list:
+        print(report.listing(rows))
+        return 0
     results = list(run(rows, chosen))
     print(f"\n{report.summary(results)}; {sum(result.seconds for result in results):.0f} s in all runs together")
     return any(result.problems for result in results)

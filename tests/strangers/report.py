@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from tests.strangers.rows import Row
 from tests.strangers.trial import Result
 
 
@@ -15,13 +16,17 @@ def line(result: Result) -> str:
     return f"{mark} {result.row.name:28} {result.seconds:6.1f} s  {runs:28} {result.outcome.splitlines()[0]}"
 
 
-def table(results: Iterable[Result], title: str) -> str:
-    """A Markdown table."""
-    rows = [f"| {title} | whose idiom | result |", "|---|---|---|"]
-    for result in results:
-        outcome = result.outcome.splitlines()[0].replace("|", "\\|")
-        rows.append(f"| `{result.row.name}` | {result.row.about().rstrip('.')} | {outcome} |")
-    return "\n".join(rows)
+def listing(rows: Iterable[Row]) -> str:
+    """The rows as a Markdown table, with the verdict that each must get."""
+    lines = ["| row | whose idiom | must be |", "|---|---|---|"]
+    for row in rows:
+        verdict = f"not run: {row.not_run}" if row.not_run else str(row.verdict)
+        lines.append(f"| `{row.name}` | {_cell(row.about().rstrip('.'))} | {_cell(verdict)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|")
 
 
 def summary(results: Iterable[Result]) -> str:
