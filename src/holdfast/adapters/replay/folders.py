@@ -84,5 +84,10 @@ def _within(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _as_path(value: Any) -> str | None:
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    path = value
+    if isinstance(value, os.PathLike):
+        try:
+            path = os.fspath(value)
+        except Exception:  # one of Ray's checkpoints, say, refuses to be taken for a path
+            return None
     return path if isinstance(path, str) and 5 < len(path) < 1000 and "\n" not in path and "://" not in path else None
