@@ -10,6 +10,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 
+from holdfast.base.small_files import read_small
+
+_LARGEST = 64 << 20
+
 
 class BoardLostError(ConnectionError):
     """The board is gone: the process that kept it has died."""
@@ -150,14 +154,12 @@ class DirectoryBoard(Board):
             return []
         found = []
         for name in names:
-            with open(os.path.join(folder, name), "rb") as file:
-                found.append(file.read())
+            found.append(read_small(os.path.join(folder, name), _LARGEST))
         return found
 
     def get(self, key: str) -> bytes | None:
         try:
-            with open(self._path(key), "rb") as file:
-                return file.read()
+            return read_small(self._path(key), _LARGEST)
         except FileNotFoundError:
             return None
 

@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from holdfast.base.process import Owner, process_start
+from holdfast.base.small_files import read_json
 from holdfast.config import parse_bool, settings_table
 from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError
 from holdfast.launch import control, procs
-from holdfast.launch.records import PAUSED, Launch, read_json, read_request, write_json
+from holdfast.launch.records import PAUSED, Launch, read_request, write_json
 from holdfast.launch.runs import RunPlace, place_of
 
 CREATED, RUNNING, PAUSING, SUSPENDED = "Created", "Running", "Pausing", "Suspended"
@@ -160,7 +161,7 @@ def mark_installed(folder: str) -> None:
 
 def read_folder(folder: str) -> dict[str, Any]:
     """What describes the job there; empty: nothing does."""
-    return read_json(os.path.join(folder, _RECORD))
+    return read_json(os.path.join(folder, _RECORD), own=True)
 
 
 def read_record(name: str) -> Record:

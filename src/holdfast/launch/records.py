@@ -16,17 +16,9 @@ from typing import Any
 
 from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, CONTROL, LAUNCH
+from holdfast.base.small_files import read_json
 from holdfast.launch import procs
 from holdfast.recorder.boxes import folder, last_step
-
-
-def read_json(path: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read(1 << 20))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:

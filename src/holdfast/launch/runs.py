@@ -18,10 +18,11 @@ from typing import Any
 from holdfast.base.clock import Deadline
 from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, LAUNCH, home_of
+from holdfast.base.small_files import RefusedFileError, read_json
 from holdfast.config import settings_table
 from holdfast.errors import HoldfastError
 from holdfast.launch import procs
-from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_json, read_launch
+from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_launch
 from holdfast.progress import ProgressFileError, read_journal, read_progress
 from holdfast.store import Backend, open_backend
 from holdfast.store.manifest import step_of
@@ -71,7 +72,7 @@ class RunPlace:
     def journal(self) -> list[dict[str, Any]]:
         try:
             return list(read_journal(self.journal_path))
-        except NotADirectoryError:
+        except (NotADirectoryError, RefusedFileError):
             return []
 
     def backends(self) -> list[Backend]:
@@ -194,7 +195,7 @@ def about_to_start() -> bool:
     """Whether a launcher of this user lives whose run has not shown itself yet."""
     for path in glob.glob(os.path.join(tempfile.gettempdir(), f"{FOLDER}*", STARTING)):
         with contextlib.suppress(KeyError, ValueError, TypeError):
-            if procs.is_alive(Owner.from_dict(read_json(path))):
+            if procs.is_alive(Owner.from_dict(read_json(path, own=True))):
                 return True
     return False
 

@@ -40,6 +40,7 @@ from typing import Any, Protocol
 from holdfast.base.clock import Deadline
 from holdfast.base.process import Owner
 from holdfast.base.run_directory import home_of
+from holdfast.base.small_files import read_json
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, LocationBusyError
 from holdfast.launch import procs
@@ -53,7 +54,6 @@ from holdfast.launch.records import (
     Launch,
     LaunchSpec,
     read_attempt,
-    read_json,
     read_launch,
     read_request,
     write_json,

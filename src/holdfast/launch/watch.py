@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from holdfast.base.small_files import open_regular
 from holdfast.launch.runs import RunPlace
 
 _MOST = 1 << 22
@@ -29,7 +30,7 @@ class Tail:
     def new(self) -> list[dict[str, Any]]:
         """Whole lines alone: half of one is looked at again next time."""
         try:
-            with open(self.path, "rb") as file:
+            with os.fdopen(open_regular(self.path), "rb") as file:
                 file.seek(self._offset)
                 data = file.read(_MOST)
         except OSError:
@@ -42,7 +43,7 @@ class Tail:
         for line in data[:end].splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict) and isinstance(event.get("event"), str):
                 events.append(event)

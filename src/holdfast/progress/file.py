@@ -21,10 +21,8 @@ import logging
 import math
 import os
 import re
-import stat
 import tempfile
 import threading
-import unicodedata
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +32,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.base.clock import SYSTEM_CLOCK, Clock
+from holdfast.base.small_files import RefusedFileError, read_small
+from holdfast.base.words import is_plain
 from holdfast.errors import HoldfastError
 from holdfast.progress.journal import WarnOnce, redact_uri
 
@@ -201,9 +201,8 @@ def _location_text(location: str | None, limit: int) -> str | None:
 
 
 def _is_unsafe(text: str) -> bool:
-    """Control and format characters, line separators and lone surrogates: what could move a terminal's cursor,
-    reverse the text that follows, or not be encoded at all. And the brackets of markup, which a page could act on."""
-    return any(unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp") or one in "<>" for one in text)
+    """What a terminal would act on, and the brackets of markup, which a page could act on."""
+    return not is_plain(text) or "<" in text or ">" in text
 
 
 class _Pace:
@@ -356,16 +355,9 @@ def read_progress(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> d
 
     A file that is missing or may not be read raises the usual OSError.
     """
-    # NONBLOCK, then a look at what was opened: a pipe planted here must not hold the reader.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise ProgressFileError(f"progress file {os.fspath(path)!r} is not a regular file")
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(max_bytes + 1)
     try:
-        return parse_progress(data, max_bytes)
-    except ProgressFileError as error:
+        return parse_progress(read_small(path, max_bytes), max_bytes)
+    except (RefusedFileError, ProgressFileError) as error:
         raise ProgressFileError(f"progress file {os.fspath(path)!r}: {error}") from None
 
 

@@ -34,11 +34,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.base.clock import SYSTEM_CLOCK, Clock
+from holdfast.base.small_files import open_regular
 
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 64 * 1024
 """Longest line that is written; the reader takes sixteen times that before it skips a line."""
+
+MAX_BYTES = 64 << 20
+"""What is read of a journal: hundreds of thousands of events."""
 
 _KEPT_IN_MEMORY = 100
 _MAX_TEXT = 4096
@@ -288,15 +292,19 @@ class Journal:
 def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The events in the order of the file; what is torn, garbled or no event is skipped.
 
-    A journal that does not exist yet has no events. Any other error of the disk is raised.
+    A journal that does not exist yet has no events. Of one that is larger than any run makes it, the newest
+    ``MAX_BYTES`` are read. Any other error of the disk is raised, and what is no file of ours is refused
+    (:mod:`holdfast.base.small_files`).
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115 (closed by the with below; only a missing file is forgiven)
+        fd = open_regular(path)
     except FileNotFoundError:
         return
     limit = 16 * MAX_LINE_BYTES
-    with file:
-        inside_long_line = False
+    with os.fdopen(fd, "rb") as file:
+        beyond = os.fstat(fd).st_size - MAX_BYTES
+        inside_long_line = beyond > 0
+        file.seek(max(0, beyond))
         while line := file.readline(limit):
             whole = line.endswith(b"\n")
             if not inside_long_line and (event := _parse(line)) is not None:

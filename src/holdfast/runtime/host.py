@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.agree import Agreement, BoundedBoard
 from holdfast.base.bars import keep_apart
-from holdfast.base.run_directory import JOURNAL
 from holdfast.config import STOP_AT, Settings
 from holdfast.engine.engine import Engine, Training
 from holdfast.engine.reporter import Reporter
 from holdfast.engine.saving import Saver
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
-from holdfast.progress import Checkpointing, Progress, ProgressFile, read_journal
+from holdfast.progress import Checkpointing, Progress, ProgressFile
 from holdfast.runtime.environment import surroundings
-from holdfast.runtime.session import Load, Place, Session, announce, open_session, resume, withdraw
+from holdfast.runtime.session import Load, Place, Session, announce, journal_of, open_session, resume, withdraw
 from holdfast.runtime.unfinished import Command
 from holdfast.store import Backend
 from holdfast.store.checkpoints import Checkpoint
@@ -210,9 +209,9 @@ class Host:
         """Checkpoints that earlier attempts of this run have made. The journal of a run in an object store stays on the
         machine that wrote it: on another one, the checkpoint that this attempt goes on from is all that is known of."""
         session = self.session
-        events = read_journal(os.path.join(session.home, JOURNAL)) if self.rank == 0 else ()
-        mine = (event for event in events if event.get("run") == session.run and event["attempt"] < session.attempt)
-        return max(1, sum(1 for event in mine if event["event"] == "commit"))
+        events = journal_of(session.home) if self.rank == 0 else ()
+        mine = (event for event in events if event.get("run") == session.run and event["event"] == "commit")
+        return max(1, sum(1 for event in mine if event.get("attempt") in range(session.attempt)))
 
     def close(self) -> None:
         """Let go of everything: handlers, threads, the location."""

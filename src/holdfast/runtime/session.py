@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.agree import Board
+from holdfast.base.attempt_file import LastAttempt, new_token, read_last_attempt
 from holdfast.base.process import Owner, process_start
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, default_location, home_of
+from holdfast.base.small_files import RefusedFileError, is_own
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, LocationBusyError, StoreError
 from holdfast.progress import Journal, read_journal
@@ -152,9 +154,9 @@ def _take(settings: Settings, location: str, home: str, backends: Sequence[Backe
         made.append(path)
         path = os.path.dirname(path)
     os.makedirs(home, exist_ok=True)
-    last = _read_json(os.path.join(home, ATTEMPT))
+    last = read_last_attempt(home)
     name = os.path.basename(location.rstrip("/")) or "run"
-    run = settings.run_id or last.get("run") or f"{name}-{secrets.token_hex(4)}"
+    run = settings.run_id or last.run or f"{name}-{secrets.token_hex(4)}"
     for backend in backends:
         try:
             backend.acquire(Owner(run), wait_s=_LOCK_WAIT_S, takeover=settings.takeover)
@@ -162,32 +164,21 @@ def _take(settings: Settings, location: str, home: str, backends: Sequence[Backe
             if backend is backends[0] and len(backends) == 1:
                 raise
             log.warning("%s cannot be reached, going on without it: %s", backend.uri, error)
-    return {"run": run, "attempt": int(last.get("attempt", 0)) + 1, "token": secrets.token_hex(8), "made": made}
-
-
-def _read_json(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-            return value if isinstance(value, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    return {"run": run, "attempt": last.number + 1, "token": new_token(), "made": made}
 
 
 def announce(session: Session) -> None:
     """On rank 0: say in the home folder who runs now, and how the last attempt ended if it did not say so itself."""
     forget_old()
     path = os.path.join(session.home, ATTEMPT)
-    last = _read_json(path)
-    if last.get("token"):
-        boxes = folder(str(last["token"]))
-        ended = any(
-            event.get("event") == "end" and event.get("attempt") == last.get("attempt")
-            for event in read_journal(os.path.join(session.home, JOURNAL))
-        )
-        if not ended:
+    last = read_last_attempt(session.home)
+    if last.token is not None:
+        boxes = folder(last.token)
+        events = journal_of(session.home)
+        if not any(event["event"] == "end" and event.get("attempt") == last.number for event in events):
             _tell_death(session, boxes, last)
-        shutil.rmtree(boxes, ignore_errors=True)
+        if is_own(boxes):
+            shutil.rmtree(boxes, ignore_errors=True)
     content = {
         "run": session.run,
         "attempt": session.attempt,
@@ -207,6 +198,12 @@ def announce(session: Session) -> None:
         write_durable(launcher, session.home.encode())
 
 
+def journal_of(home: str) -> Iterator[dict[str, Any]]:
+    """The events of a run. What lies there in place of a journal, and is none, has none."""
+    with contextlib.suppress(RefusedFileError):
+        yield from read_journal(os.path.join(home, JOURNAL))
+
+
 def withdraw(session: Session) -> None:
     """On rank 0, in place of :func:`announce`: nothing trains here after all, and nothing tells of it."""
     with contextlib.suppress(OSError):  # somebody else uses it, or has taken it away
@@ -217,7 +214,7 @@ def withdraw(session: Session) -> None:
                 os.rmdir(made)
 
 
-def _tell_death(session: Session, boxes: str, attempt: dict[str, Any]) -> None:
+def _tell_death(session: Session, boxes: str, attempt: LastAttempt) -> None:
     """The last attempt left without a word: its black boxes say how far it came."""
     step, seen = None, None
     try:
@@ -228,7 +225,7 @@ def _tell_death(session: Session, boxes: str, attempt: dict[str, Any]) -> None:
                 seen = max(seen or 0.0, os.stat(path).st_mtime)
     except OSError:
         pass
-    session.journal.record("died", attempt_ended=attempt.get("attempt"), step=step, last_seen=seen)
+    session.journal.record("died", attempt_ended=attempt.number, step=step, last_seen=seen)
 
 
 Load = Callable[[Checkpoint], Callable[[], None] | None]

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from holdfast.base.dated import dated_root, masked, siblings
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, home_of, start_folder
+from holdfast.base.small_files import read_json
 from holdfast.config import Settings
 from holdfast.progress import read_journal
 from holdfast.store.local import is_in_use
@@ -120,8 +121,7 @@ def _runs_below(root: str) -> Iterator[_Run]:
 def _read(root: str, path: str) -> _Run | None:
     home = os.path.dirname(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_json(path)
         ends = [event for event in read_journal(os.path.join(home, JOURNAL)) if event["event"] in ("end", "attempt")]
         return _Run(
             root,

@@ -64,11 +64,17 @@ class Backend(ABC):
 
     @abstractmethod
     def read_manifest(self, name: str) -> bytes | None:
-        """The manifest of a whole folder; None if the folder is not whole or not there."""
+        """The manifest of a whole folder; None if the folder is not whole or not there.
+
+        Raises :class:`~holdfast.errors.CheckpointCorruptError` if something lies in its place that is no file.
+        """
 
     @abstractmethod
     def sizes(self, name: str) -> dict[str, int]:
-        """Path and size of each file that lies in the folder now, manifest and sentinel included."""
+        """Path and size of each file that lies in the folder now, manifest and sentinel included.
+
+        A link is no file, whatever it leads to, nor is a pipe or a device.
+        """
 
     @abstractmethod
     def read_into(self, name: str, path: str, offset: int, buffer: memoryview) -> int:

@@ -161,7 +161,15 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def unfinished(backend: Backend) -> list[str]:
     """Folders that are not whole: being written, or left by a writer that died."""
-    return [name for name in backend.names() if backend.read_manifest(name) is None]
+    return [name for name in backend.names() if not _is_committed(backend, name)]
+
+
+def _is_committed(backend: Backend, name: str) -> bool:
+    """Whether the folder was committed, damaged since or not."""
+    try:
+        return backend.read_manifest(name) is not None
+    except CheckpointCorruptError:
+        return True
 
 
 def clean(backend: Backend, names: Iterable[str] | None = None) -> list[str]:
@@ -169,7 +177,7 @@ def clean(backend: Backend, names: Iterable[str] | None = None) -> list[str]:
 
     Files in them that a whole checkpoint refers to stay.
     """
-    removed = [name for name in (backend.names() if names is None else names) if backend.read_manifest(name) is None]
+    removed = [name for name in (backend.names() if names is None else names) if not _is_committed(backend, name)]
     if removed:
         needed = set().union(*_references(backend).values())
         for name in removed:
@@ -211,7 +219,7 @@ def _leftovers(backend: Backend, kept: Sequence[Checkpoint], protected: set[str]
     if not kept:
         return []
     older = [name for name in backend.names() if (step_of(name) or 0) < kept[-1].step and name not in protected]
-    return [name for name in older if backend.read_manifest(name) is None and SENTINEL not in backend.sizes(name)]
+    return [name for name in older if not _is_committed(backend, name) and SENTINEL not in backend.sizes(name)]
 
 
 def _references(backend: Backend) -> dict[str, set[str]]:

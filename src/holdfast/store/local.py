@@ -25,13 +25,15 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.base.process import Owner
-from holdfast.errors import CheckpointExistsError, LocationBusyError, StoreError
+from holdfast.base.small_files import RefusedFileError, open_below, read_small
+from holdfast.errors import CheckpointCorruptError, CheckpointExistsError, LocationBusyError, StoreError
 from holdfast.store.base import MANIFEST, PARTS, SENTINEL, Backend, Sink
 from holdfast.store.manifest import step_of
 
@@ -45,6 +47,9 @@ LOCK = "writer.lock"
 _HELD: dict[str, int] = {}
 """Locations that this process holds, with its number: record locks do not keep out their own process, and a
 forked child inherits this table but not the locks."""
+
+_LARGEST = 64 << 20
+"""Bytes of a manifest, or of what a rank tells the one that commits."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -211,13 +216,22 @@ class LocalSink(Sink):
             self._close()
 
 
+def _open_lock(path: str, flags: int) -> int:
+    """A descriptor of the lock's file. Its holder writes into it: it must not be another file, by way of a link."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return fd
+
+
 def is_in_use(root: str) -> bool:
     """True if a process, on this machine or another, writes into the location."""
     root = os.path.realpath(root)
     if _HELD.get(root) == os.getpid():
         return True
     try:
-        fd = os.open(os.path.join(root, HOME, LOCK), os.O_RDWR | os.O_CLOEXEC)
+        fd = _open_lock(os.path.join(root, HOME, LOCK), os.O_RDWR)
     except OSError:
         return False
     try:
@@ -257,10 +271,11 @@ class LocalBackend(Backend):
             if self._is_marked(name):
                 return None
             try:
-                with open(self._file(name, MANIFEST), "rb") as file:
-                    return file.read()
+                return read_small(self._file(name, MANIFEST), _LARGEST)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            except RefusedFileError as error:
+                raise CheckpointCorruptError(f"{name}: {error}") from error
 
     def _is_marked(self, name: str) -> bool:
         """Whether the sentinel is there. An error is no answer: it must not make a checkpoint look whole."""
@@ -279,12 +294,17 @@ class LocalBackend(Backend):
             for file in files:
                 path = os.path.join(parent, file)
                 with contextlib.suppress(FileNotFoundError):
-                    found[os.path.relpath(path, folder)] = os.stat(path).st_size
+                    seen = os.lstat(path)
+                    if stat.S_ISREG(seen.st_mode):  # a link is not its file, and a pipe is no file
+                        found[os.path.relpath(path, folder)] = seen.st_size
         return found
 
     def read_into(self, name: str, path: str, offset: int, buffer: memoryview) -> int:
         with _as_store_error(f"cannot read {self._file(name, path)}"):
-            fd = os.open(self._file(name, path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fd = open_below(self._folder(name), path)
+            except RefusedFileError as error:
+                raise CheckpointCorruptError(f"{name}: {error}") from error
             try:
                 done = 0
                 while done < len(buffer):
@@ -298,8 +318,6 @@ class LocalBackend(Backend):
 
     def begin(self, name: str) -> None:
         folder = self._folder(name)
-        if self.read_manifest(name) is not None:
-            raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not written again")
         with _as_store_error(f"cannot create {folder}"):
             make_folders(self.root)
             if not os.path.isdir(folder):
@@ -355,10 +373,13 @@ class LocalBackend(Backend):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(target)
-            os.link(self._file(source, source_path), target)
+            os.link(self._file(source, source_path), target, follow_symlinks=False)
+            if stat.S_ISREG(os.lstat(target).st_mode):
+                return {}
+            os.unlink(target)
         except OSError:
-            return None
-        return {}
+            pass
+        return None
 
     @contextlib.contextmanager
     def _new_part(self, name: str, part: str, data: bytes) -> Iterator[tuple[str, str]]:
@@ -394,8 +415,8 @@ class LocalBackend(Backend):
         with _as_store_error(f"cannot read {folder}"), contextlib.suppress(FileNotFoundError):
             for part in os.listdir(folder):
                 if not part.endswith(".tmp"):
-                    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, part), "rb") as file:
-                        parts[part] = file.read()
+                    with contextlib.suppress(FileNotFoundError):
+                        parts[part] = read_small(os.path.join(folder, part), _LARGEST)
         return parts
 
     def commit(self, name: str, manifest: bytes) -> None:
@@ -480,7 +501,7 @@ class LocalBackend(Backend):
     def _lock(self, until: float) -> int:
         while True:
             make_folders(os.path.dirname(self._lock_file))  # who held it may have taken them away
-            fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = _open_lock(self._lock_file, os.O_RDWR | os.O_CREAT)
             try:
                 # The kernel lets go of it when the process dies, however it dies. A record lock and no flock:
                 # forked loader workers do not inherit it, so one that outlives its rank blocks no restart.
@@ -531,8 +552,8 @@ class LocalBackend(Backend):
         path = self.root
         while not os.path.isdir(path):
             path = os.path.dirname(path)
-        stat = os.statvfs(path)
-        return stat.f_bavail * stat.f_frsize
+        room = os.statvfs(path)
+        return room.f_bavail * room.f_frsize
 
 
 def _describe(holder: bytes) -> str:
