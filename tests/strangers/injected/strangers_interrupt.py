@@ -66,6 +66,7 @@ def seed():
         number = int(os.environ[SEED])
         random.seed(number)
         when_imported("numpy", lambda: sys.modules["numpy"].random.seed(number))
+        when_imported("tensorflow", lambda: sys.modules["tensorflow"].random.set_seed(number))
 
 
 def _send(action):
@@ -106,20 +107,29 @@ def _notices():
 
 
 def when_imported(name, act):
-    """Call ``act`` once the module ``name`` has been imported."""
+    """Call ``act`` once the module ``name`` has been imported; a mere look whether it is there does not count."""
 
     class Finder:
-        @staticmethod
-        def find_spec(wanted, path=None, target=None):
-            if wanted != name:
+        looks = False
+
+        @classmethod
+        def find_spec(cls, wanted, path=None, target=None):
+            if wanted != name or cls.looks:
                 return None
-            sys.meta_path.remove(Finder)
-            for finder in sys.meta_path:
-                spec = finder.find_spec(wanted, path, target) if hasattr(finder, "find_spec") else None
-                if spec is not None:
-                    _after(spec.loader, act)
-                    return spec
+            cls.looks = True
+            try:
+                for finder in sys.meta_path:
+                    spec = finder.find_spec(wanted, path, target) if hasattr(finder, "find_spec") else None
+                    if spec is not None:
+                        _after(spec.loader, imported)
+                        return spec
+            finally:
+                cls.looks = False
             return None
+
+    def imported():
+        sys.meta_path.remove(Finder)
+        act()
 
     sys.meta_path.insert(0, Finder)
 
