@@ -72,9 +72,14 @@ class Sources:
         tree, is_package = found
         name, rest = path[0], path[1:]
         unknown = False
+        classes: list[bool | None] = []
+        """What each of several classes of this name says: a module defines one or the other, by some condition."""
         for node in _statements(tree.body):
             if isinstance(node, ast.ClassDef) and node.name == name:
-                return True if not rest else self._class_has(module, node, rest, depth)
+                classes.append(True if not rest else self._class_has(module, node, rest, depth))
+                if classes[-1]:
+                    return True
+                continue
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
                 return not rest
             if name in _assigned(node):
@@ -98,6 +103,8 @@ class Sources:
                 for alias in node.names:
                     if (alias.asname or alias.name.partition(".")[0]) == name and not rest:
                         return True
+        if classes:
+            return None if None in classes else False
         if is_package and self._file_of(f"{module}.{name}"):
             return True if not rest else self._has(f"{module}.{name}", rest, depth - 1)
         return None if unknown or _computes_names(tree) else False

@@ -465,12 +465,13 @@ class Saver:
                     raise StoreError(f"rank {rank} could not write its part of step {save.step}: {why}")
             late = limit.passed(reserve_s=1.0) and save.deadline is not None
             offers = save.claimed and not late and time.monotonic() - began < _OFFER_S
+            gone = self.gone()
             for rank in sorted(missing):
                 offered = save.claimed and self._is_said(parts, _HERE, rank)
                 if offered and rank not in asked:
                     asked.add(rank)
                     self._say(backend, save, _WANTED, rank)
-                may_write = offered or (offers and rank in self.peers)
+                may_write = offered or (offers and rank in self.peers and rank not in gone)
                 if may_write and rank not in failed and not self._is_dead(rank):
                     continue
                 if save.claimed or late or rank in failed or self._is_dead(rank):
@@ -478,7 +479,6 @@ class Saver:
                     if images is not None:
                         entries += self._put(attempt, save, images)
                         missing.discard(rank)
-            gone = self.gone()
             dead = [rank for rank in sorted(missing) if rank in gone or self._is_dead(rank)]
             if dead and save.deadline is None:
                 raise StoreError(f"rank {dead[0]} died before it wrote its part of step {save.step}")

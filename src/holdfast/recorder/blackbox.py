@@ -4,8 +4,9 @@ A survivor holds the dead rank's parameters, since data parallelism keeps a copy
 random state. So each rank keeps that in a small file in shared memory, which outlives the process: at
 every boundary the raw words of its generators are copied there, with no allocation and no system call.
 
-Each file has two slots for boundaries and two for moments inside a step, used in turn. A slot's sequence
-number is written last, and cleared first: a process that dies while it writes a slot leaves the one
+Each file has two slots for boundaries, two for moments inside steps with even numbers and two for those with odd
+ones, used in turn: what is noted inside a step leaves the end of the step before it in place, however often that is.
+A slot's sequence number is written last, and cleared first: a process that dies while it writes a slot leaves the one
 before it valid.
 
 The layout of the generators in memory is not a public interface of torch, CPython and NumPy. It is found
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import random
 import struct
@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from holdfast.recorder.boxes import HEADER, MAGIC, SLOT, SLOTS
+from holdfast.recorder.shared import lasting_map, leave, read_left, tell_of
 
 _MT_BYTES = 624 * 4
 _TORCH_HEAD, _TORCH_TAIL = 20, 32
@@ -169,16 +170,7 @@ class BlackBox:
     def __init__(self, path: str | None, rank: int) -> None:
         self.path = path
         size = HEADER + SLOTS * SLOT
-        if path is None:
-            self._memory = mmap.mmap(-1, size)
-        else:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(fd, size)
-                self._memory = mmap.mmap(fd, size)
-            finally:
-                os.close(fd)
+        self._memory = lasting_map(path, size)
         self._memory[: len(MAGIC)] = MAGIC
         self._memory[64:80] = struct.pack("<QQ", rank, os.getpid())
         self._view = memoryview(self._memory)
@@ -199,7 +191,8 @@ class BlackBox:
         self._raw: tuple[memoryview, memoryview, memoryview, memoryview] | None = None
         if self._torch and self._python and self._numpy and self._numpy_spare and self._cuda is None:
             self._raw = (self._torch, self._python, self._numpy, self._numpy_spare)
-        # By kind, the slot whose turn it is. The first record has the number 1 and the slot with the odd numbers.
+        # By kind and parity of the step, the slot whose turn it is: boundaries have one pair for all steps. The first
+        # record has the number 1 and the slot with the odd numbers.
         self._turn: list[_Slot] = []
         for base in range(HEADER, HEADER + SLOTS * SLOT, SLOT):
             self._turn.append(_Slot(self._view[base : base + SLOT], -((base - HEADER) // SLOT % 2)))
@@ -214,8 +207,9 @@ class BlackBox:
         turn, instance, raw, copy, everything = self._turn, self._instance, self._raw, self._copy, _ALL
 
         def note(kind: int, step: int, epoch: int, passes: int, delivered: int) -> None:
-            slot = turn[kind]
-            turn[kind] = slot.other
+            place = kind + (step & 1) * kind
+            slot = turn[place]
+            turn[place] = slot.other
             sequence = slot.sequence = slot.sequence + 2
             numbers = slot.numbers
             numbers[0] = 0
@@ -265,6 +259,15 @@ class BlackBox:
     def records(self) -> list[Record]:
         return _decode(self._view)
 
+    def leave(self, name: str, data: bytes) -> None:
+        """Replace what lies beside this box under ``name``. If that fails, nobody may take the records for complete."""
+        if self.path is not None:
+            try:
+                leave(f"{self.path}.{name}", data)
+            except OSError as error:
+                self._memory[: len(MAGIC)] = bytes(len(MAGIC))
+                tell_of(error, self.path)
+
     def remove(self) -> None:
         """The run does not need it any more."""
         if self.path is not None:
@@ -277,8 +280,7 @@ class BlackBox:
 
 def read_box(path: str) -> tuple[int, int, list[Record]]:
     """Rank, process and records of a box that another process wrote; raises OSError or ValueError if unreadable."""
-    with open(path, "rb") as file:
-        data = memoryview(file.read())
+    data = memoryview(read_left(path))
     if len(data) != HEADER + SLOTS * SLOT or bytes(data[: len(MAGIC)]) != MAGIC:
         raise ValueError(f"{path} is no black box")
     rank, pid = struct.unpack_from("<QQ", data, 64)

@@ -6,21 +6,27 @@ dead: a mark, then slots, each of which begins with a sequence number, a kind an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import struct
 import tempfile
 import time
 
+from holdfast.recorder.shared import is_own_folder, read_left
+
 MAGIC = b"holdfast-box-1\n\0"
-HEADER, SLOT, SLOTS = 4096, 16384, 4
+HEADER, SLOT, SLOTS = 4096, 16384, 6
 _FORGOTTEN_S = 7 * 86400.0
 BOUNDARY, IN_FLIGHT = 0, 2
 """Kinds of record: at a step boundary; inside the step, after its forward pass."""
 
 
 def _prefix() -> str:
-    shared = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    shared = "/dev/shm"
+    if not os.access(shared, os.W_OK | os.X_OK):
+        with contextlib.suppress(FileNotFoundError):  # there is no temporary folder either
+            shared = tempfile.gettempdir()
     return os.path.join(shared, f"holdfast-{os.getuid()}-")
 
 
@@ -32,20 +38,20 @@ def folder(job: str) -> str:
 def forget_old() -> None:
     """Remove the boxes of this user's jobs that were killed long ago and never went on."""
     parent, prefix = os.path.split(_prefix())
-    for name in os.listdir(parent):
-        job = os.path.join(parent, name)
-        if name.startswith(prefix) and _is_forgotten(job):
-            shutil.rmtree(job, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            job = os.path.join(parent, name)
+            if name.startswith(prefix) and is_own_folder(job) and _is_forgotten(job):
+                shutil.rmtree(job, ignore_errors=True)
 
 
 def _is_forgotten(job: str) -> bool:
     try:
         for name in os.listdir(job):
             path = os.path.join(job, name)
-            if time.time() - os.stat(path).st_mtime < _FORGOTTEN_S:
+            if time.time() - os.lstat(path).st_mtime < _FORGOTTEN_S:
                 return False
-            with open(path, "rb") as file:
-                head = file.read(80)
+            head = read_left(path)[:80]
             if head.startswith(MAGIC) and os.path.exists(f"/proc/{int.from_bytes(head[72:80], 'little')}"):
                 return False  # memory that is written through a mapping shows no time
         return time.time() - os.stat(job).st_mtime > _FORGOTTEN_S
@@ -57,14 +63,13 @@ def last_step(path: str) -> int | None:
     """The last step that the rank has completed, to the step, alive or dead; None if the box does not tell."""
     found: int | None = None
     try:
-        with open(path, "rb") as file:
-            if file.read(len(MAGIC)) != MAGIC:
-                return None
-            for slot in range(SLOTS):
-                file.seek(HEADER + slot * SLOT)
-                sequence, kind, step = struct.unpack("@QQQ", file.read(24))
-                if sequence and kind == BOUNDARY:
-                    found = max(found or 0, step)
+        content = read_left(path)
+        if not content.startswith(MAGIC):
+            return None
+        for slot in range(SLOTS):
+            sequence, kind, step = struct.unpack_from("@QQQ", content, HEADER + slot * SLOT)
+            if sequence and kind == BOUNDARY:
+                found = max(found or 0, step)
     except (OSError, struct.error):
         return None
     return found

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
+from holdfast.recorder.shared import lasting_map, read_left
+
 _HEADER = 4096
 _MARKS = struct.Struct("@QQ")
 
@@ -26,15 +28,7 @@ class KeptBuffers:
         self.tensors = list(tensors)
         self.path = path if not any(tensor.is_cuda for tensor in tensors) else None
         size = _HEADER + 2 * _set_size(tensors)
-        if self.path is None:
-            self._memory = mmap.mmap(-1, size)
-        else:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(fd, size)
-                self._memory = mmap.mmap(fd, size)
-            finally:
-                os.close(fd)
+        self._memory = lasting_map(self.path, size)
         self._marks = memoryview(self._memory)[: _MARKS.size].cast("Q")
         self._copies = [
             [torch.empty_like(tensor) for tensor in tensors]
@@ -63,9 +57,8 @@ class KeptBuffers:
 def read_kept(path: str, like: Sequence[torch.Tensor], step: int) -> list[torch.Tensor] | None:
     """What another process kept of tensors of the same shapes; None if it kept nothing of that step."""
     try:
-        with open(path, "rb") as file:
-            data = bytearray(file.read())
-    except FileNotFoundError:
+        data = bytearray(read_left(path))
+    except OSError:
         return None
     if len(data) != _HEADER + 2 * _set_size(like) or _MARKS.unpack_from(data)[step % 2] != step + 1:
         return None

@@ -16,6 +16,7 @@ from holdfast.engine.saving import Adopted, Files, Saver
 from holdfast.recorder.blackbox import BlackBox, Record, read_box
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
 from holdfast.recorder.buffers import KeptBuffers, read_kept
+from holdfast.recorder.shared import read_left
 from holdfast.staging.arena import Arena
 from holdfast.staging.images import TensorImage
 from holdfast.store.manifest import Manifest
@@ -139,10 +140,7 @@ class Loop:
         if self.box.path is not None:
             epoch, passes, active = self.place
             base = {"epoch": epoch, "passes": passes, "name": name, "position": active[name].pass_start()}
-            temporary = f"{self.box.path}.position.tmp"
-            with open(temporary, "wb") as file:
-                file.write(write_tree(base))
-            os.replace(temporary, f"{self.box.path}.position")
+            self.box.leave("position", write_tree(base))
 
     def watch_buffers(self) -> None:
         """Find the buffers that a forward pass changes: a save from inside a step needs them as they were before it."""
@@ -293,11 +291,10 @@ class Loop:
         if record is None or (record.kind == IN_FLIGHT and self._draws_after(step, record.passes)):
             return None
         try:
-            with open(f"{path}.position", "rb") as file:
-                base = read_tree(bytearray(file.read()))
+            base = read_tree(bytearray(read_left(f"{path}.position")))
         except FileNotFoundError:
             base = {"passes": 0}
-        except ValueError:
+        except (OSError, ValueError):
             return None
         positions = {}
         if base["passes"] == record.passes and base["epoch"] == record.epoch == self.place[0]:

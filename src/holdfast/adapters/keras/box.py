@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
 
 from holdfast.recorder.boxes import BOUNDARY, HEADER, MAGIC, SLOT, SLOTS
+from holdfast.recorder.shared import lasting_map
 
 
 class StepBox:
@@ -16,16 +16,7 @@ class StepBox:
     def __init__(self, path: str | None, rank: int) -> None:
         self.path = path
         size = HEADER + SLOTS * SLOT
-        if path is None:
-            memory = mmap.mmap(-1, size)
-        else:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(fd, size)
-                memory = mmap.mmap(fd, size)
-            finally:
-                os.close(fd)
+        memory = lasting_map(path, size)
         memory[: len(MAGIC)] = MAGIC
         memory[64:80] = struct.pack("<QQ", rank, os.getpid())
         self._numbers = memoryview(memory).cast("Q")

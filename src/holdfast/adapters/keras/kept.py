@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
 import os
 import random
 import struct
@@ -22,6 +21,7 @@ import numpy as np
 from holdfast.adapters.keras import random as keras_random
 from holdfast.adapters.keras import tensorflow as keras_tensorflow
 from holdfast.adapters.keras.images import read_tree, write_tree
+from holdfast.recorder.shared import lasting_map, leave, read_left, tell_of
 
 EXCHANGED = "exchanged"
 """The variable that tells whether a step may have changed the weights."""
@@ -42,12 +42,7 @@ class KeptState:
         self._layout = {name: (copy.dtype.as_numpy_dtype, tuple(copy.shape)) for name, copy in self._copies.items()}
         self._bytes = sum(_size(*kind) for kind in self._layout.values())
         self._slot = 4 * 2 * _WORDS + 32 + self._bytes
-        fd = os.open(f"{path}.kept", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(fd, _HEADER + 2 * self._slot)
-            self._memory = memoryview(mmap.mmap(fd, _HEADER + 2 * self._slot))
-        finally:
-            os.close(fd)
+        self._memory = memoryview(lasting_map(f"{path}.kept", _HEADER + 2 * self._slot))
         self._marks = self._memory[: _MARKS.size].cast("Q")
 
     def keep(self, step: int) -> None:
@@ -69,10 +64,10 @@ class KeptState:
 
     def keep_pass(self, tree: dict[str, Any]) -> None:
         """What does not change until the end of the pass."""
-        temporary = f"{self._path}.pass.tmp"
-        with open(temporary, "wb") as file:
-            file.write(write_tree(tree))
-        os.replace(temporary, f"{self._path}.pass")
+        try:
+            leave(f"{self._path}.pass", write_tree(tree))
+        except OSError as error:
+            tell_of(error, self._path)
 
     def put_back(self, step: int) -> bool:
         """Make the variables and random numbers of this process those of the end of ``step`` again.
@@ -94,8 +89,7 @@ class KeptState:
         """What another rank of this machine, which trains the same model, has kept of ``step``."""
         found = read_kept(path, step, self._layout)
         try:
-            with open(f"{path}.pass", "rb") as file:
-                base = read_tree(memoryview(bytearray(file.read())))
+            base = read_tree(memoryview(bytearray(read_left(f"{path}.pass"))))
         except (OSError, ValueError, KeyError):
             return None
         if found is None:
@@ -115,8 +109,7 @@ class KeptState:
 def read_kept(path: str, step: int, layout: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, Any] | None:
     """The record of ``step``; None if there is none."""
     try:
-        with open(f"{path}.kept", "rb") as file:
-            data = memoryview(bytearray(file.read()))
+        data = memoryview(bytearray(read_left(f"{path}.kept")))
     except OSError:
         return None
     size = sum(_size(*kind) for kind in layout.values())

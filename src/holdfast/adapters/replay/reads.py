@@ -31,6 +31,7 @@ from holdfast.adapters.replay.patches import TENSOR_READS, TORCH
 from holdfast.adapters.replay.trace import astray
 from holdfast.base.patching import Applied
 from holdfast.errors import StateError
+from holdfast.recorder.shared import lasting_map, leave, longer_map, read_left, tell_of
 
 log = logging.getLogger("holdfast")
 
@@ -276,21 +277,27 @@ class _Mirror:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._room = 4096
         self._written = 0
         self._sites = 0
-        self._memory = self._map()
+        self._memory: mmap.mmap | None = lasting_map(path, self._size())
+        """None: there was no room for all of them."""
 
-    def _map(self) -> mmap.mmap:
-        size = self._HEADER + self._room * self._RECORD
-        os.ftruncate(self._fd, size)
-        return mmap.mmap(self._fd, size)
+    def _size(self) -> int:
+        return self._HEADER + self._room * self._RECORD
 
     def update(self, events: int, seen: Seen) -> None:
+        if self._memory is None:
+            return
         count = len(seen.numbers)
         if count != self._written:
-            self._copy(seen, count)
+            try:
+                self._copy(seen, count)
+            except OSError as error:
+                tell_of(error, self._path)
+                self.remove()
+                self._memory = None
+                return
         base = events % self._MARKS * self._MARK.size
         self._MARK.pack_into(self._memory, base, 0, 0, 0)
         self._MARK.pack_into(self._memory, base, events + 1, count, 1)
@@ -299,12 +306,11 @@ class _Mirror:
         if count > self._room:
             while count > self._room:
                 self._room *= 2
-            self._memory.close()
-            self._memory = self._map()
+            self._memory = longer_map(self._path, self._size())
+        assert self._memory is not None
         if len(seen.sites) != self._sites:
             lines = ["\t".join(map(str, site)) + "\n" for site in seen.sites]
-            with open(f"{self._path}.sites", "w", encoding="utf-8") as file:
-                file.writelines(lines)
+            leave(f"{self._path}.sites", "".join(lines).encode())
             self._sites = len(seen.sites)
         begin = min(self._written, count)
         for index in range(begin, count):
@@ -314,8 +320,6 @@ class _Mirror:
         self._written = count
 
     def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._fd)
         for path in (self._path, f"{self._path}.sites"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -324,14 +328,12 @@ class _Mirror:
     def read(cls, path: str, events: int) -> dict[str, Any] | None:
         """What a rank that is dead had read before the boundary after ``events``; None if that is not known."""
         try:
-            with open(path, "rb") as file:
-                data = file.read()
+            data = read_left(path)
             sites: list[list[Any]] = []
-            if os.path.exists(f"{path}.sites"):
-                with open(f"{path}.sites", encoding="utf-8") as lines:
-                    for line in lines:
-                        name, function, place, how, kind = line.rstrip("\n").split("\t")
-                        sites.append([name, function, int(place), how, kind])
+            with contextlib.suppress(FileNotFoundError):  # nothing was read so far
+                for line in read_left(f"{path}.sites").decode().splitlines():
+                    name, function, place, how, kind = line.split("\t")
+                    sites.append([name, function, int(place), how, kind])
         except (OSError, ValueError):
             return None
         marks = [cls._MARK.unpack_from(data, slot * cls._MARK.size) for slot in range(cls._MARKS)]

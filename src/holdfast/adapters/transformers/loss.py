@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from holdfast.recorder.shared import lasting_map, read_left
+
 _RECORD = struct.Struct("@Qdd")
 _SLOT = 32
 
@@ -22,15 +24,7 @@ _SLOT = 32
 class Losses:
     def __init__(self, path: str | None) -> None:
         self._path = path
-        if path is None:
-            self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        else:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(fd, mmap.PAGESIZE)
-                self._memory = mmap.mmap(fd, mmap.PAGESIZE)
-            finally:
-                os.close(fd)
+        self._memory = lasting_map(path, mmap.PAGESIZE)
         self._on_device: list[torch.Tensor] = []
 
     def note(self, step: int, loss: torch.Tensor, flos: float) -> Any:
@@ -54,8 +48,7 @@ class Losses:
 def losses_of(path: str, step: int) -> tuple[float | None, float]:
     """Loss and floating-point operations that another process noted for ``step``; None and 0: it noted none."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(2 * _SLOT)
+        data = read_left(path)
         noted, loss, flos = _RECORD.unpack_from(data, step % 2 * _SLOT)
     except (OSError, struct.error):
         return None, 0.0
