@@ -124,6 +124,7 @@ class Events:
                 self._checked(self._replay.check_open, number, total)
                 self.trace.open(total)
                 self._checked(self._replay.check_ahead, self.trace)
+                loop.prepare_pass(loader, number)
                 watched = Watched(self, loader, number)
                 loop.begin_pass(watched)
                 return watched
@@ -133,6 +134,7 @@ class Events:
             loop.note(BEFORE, rarely=True)
             self._attend()
         watched = Watched(self, loader, self.trace.open(total))
+        loop.prepare_pass(loader, watched.number)
         watched.open()
         loop.begin_pass(watched)
         return watched

@@ -142,7 +142,7 @@ class Files:
             if table.framework not in self._applied:
                 self._applied[table.framework] = table.begin("files", self)
         if path and again:
-            with self._real():
+            with self.real():
                 self._history.recall()
                 self._others = self._history.of_other_ranks()
                 if self._history.saves:
@@ -167,8 +167,9 @@ class Files:
         if not self._applied[SAFETENSORS.framework].originals:
             self._applied[SAFETENSORS.framework] = SAFETENSORS.begin("files", self)
         if replays:
-            with self._real():
+            with self.real():
                 if self._overlay is None:
+                    self._history.changes.clear()  # those of this attempt: what it has made before its loop is there
                     self._lay_over()
                 assert self._overlay is not None
                 self._overlay.reveal(self._others)
@@ -176,14 +177,15 @@ class Files:
             if self._overlay is not None:
                 self._history.changes.clear()  # those of an earlier run
             self.commit()
-        with self._real():
+        with self.real():
             self._history.begin(anew=not replays)
 
-    def folders_changed(self) -> None:
-        """Folders of the script have become links."""
+    def folders_linked(self, folders: Iterable[str]) -> None:
+        """Folders of the script have become links to ``folders``, which an earlier attempt has made."""
         _folder_of.cache_clear()
         if self._overlay is not None:
-            with self._real():
+            with self.real():
+                self._overlay.reveal(os.path.realpath(folder) for folder in folders)
                 self._overlay.fold()
 
     def arrive(self) -> None:
@@ -191,7 +193,7 @@ class Files:
         if self._overlay is None:
             return
         self._flush()
-        with self._real():
+        with self.real():
             missing = self._overlay.discard()
         self._remove_layer()
         if missing:
@@ -206,7 +208,7 @@ class Files:
         if self._overlay is None or os.getpid() != self._process:
             return
         self._flush()
-        with self._real():
+        with self.real():
             for path in self._overlay.commit():
                 self._history.note_change(path)
         self._remove_layer()
@@ -236,7 +238,7 @@ class Files:
         overlay, self._overlay = self._overlay, None
         self._open.clear()
         if overlay is not None:
-            with self._real():
+            with self.real():
                 shutil.rmtree(overlay.folder, ignore_errors=True)
 
     def _flush(self) -> None:
@@ -247,7 +249,7 @@ class Files:
     # ------------------------------------------------------------------ whose call, and which path
 
     @contextlib.contextmanager
-    def _real(self) -> Iterator[None]:
+    def real(self) -> Iterator[None]:
         """What this thread does inside is done to the real files."""
         before = getattr(self._local, "real", False)
         with self._lock:
@@ -279,7 +281,7 @@ class Files:
         name = os.fspath(path)
         if not isinstance(name, str) or not name:
             return None
-        with self._real():
+        with self.real():
             try:
                 folder, last = os.path.split(os.path.normpath(os.path.join(os.getcwd(), name)))
             except OSError:
@@ -319,7 +321,7 @@ class Files:
     def _layered(self, key: str) -> bool:
         """Whether a change of this path is made in the layer; noted if it is not. What is not there before the loop
         cannot be harmed, and may be looked for by native code."""
-        with self._real():
+        with self.real():
             if self._overlay is not None and (self._in_loop or self._overlay.holds(key) or os.path.lexists(key)):
                 return True
             if self._overlay is not None:
@@ -334,7 +336,7 @@ class Files:
 
     def _on_layer(self, given: Any, act: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Act on the layer; errors name the path that was ``given``."""
-        with self._real():
+        with self.real():
             try:
                 return act(*args, **options)
             except OSError as error:
@@ -409,12 +411,12 @@ class Files:
         return self._replacing(original, os_open)
 
     def _note(self, key: str, *, append: bool = False) -> None:
-        with self._real():
+        with self.real():
             self._history.note_change(key, append=append)
 
     def _is_special(self, key: str) -> bool:
         """Whether it is a pipe, a device or a socket."""
-        with self._real():
+        with self.real():
             if self._overlay is not None and self._overlay.view(key) is not None:
                 return False
             try:

@@ -37,16 +37,16 @@ def dated_folders() -> dict[str, list[str]]:
     return found
 
 
-def link_to(saved: Mapping[str, list[str]]) -> None:
-    """Make the folders that the script has named now links to those that its first attempt named."""
-    done = set()
+def link_to(saved: Mapping[str, list[str]]) -> list[str]:
+    """Make the folders that the script has named now links to those that its first attempt named. Returns the latter."""
+    done: dict[str, str] = {}
     for name, (root, mask) in dated_folders().items():
         first, first_mask = saved.get(name, ("", ""))
         if first_mask != mask or first == root or root in done or not os.path.isdir(first):
             continue
         if os.path.realpath(first) == os.path.realpath(root):
             continue
-        done.add(root)
+        done[root] = first
         linked = link(root, first)
         log.warning(
             "the first attempt of this run wrote to %s, and this one has named %s by the clock: %s. A fixed folder "
@@ -55,6 +55,7 @@ def link_to(saved: Mapping[str, list[str]]) -> None:
             root,
             "the latter is a link to the former" if linked else "what the latter lacks is linked into it",
         )
+    return [*done.values()]
 
 
 def _paths() -> Iterator[tuple[str, str]]:

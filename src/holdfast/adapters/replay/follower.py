@@ -355,8 +355,9 @@ class Follower(Events):
         if self._replay is not None:
             self._replay.begin(self.loop, self._birth)
             if host.rank == 0:
-                link_to(self.loop.birth.get("folders", {}))
-                self._files.folders_changed()
+                with self._files.real():
+                    linked = link_to(self.loop.birth.get("folders", {}))
+                self._files.folders_linked(linked)
             self.replaying = True
         else:
             self.loop.start = rng.capture()
@@ -366,6 +367,7 @@ class Follower(Events):
             self._birth.leave()
             for order in self.registry.orders():
                 order.watch()
+        self.loop.leave_base()
         self.loop.engine = host.start(self.loop, self._progress, sources=self._sources)
         self.loop.saver = host.saver
         self._thread = threading.get_ident()

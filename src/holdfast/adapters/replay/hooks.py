@@ -46,6 +46,8 @@ class Hooks:
         self._call: Applied | None = None
         self._backward: Applied | None = None
         self._handles: list[Any] = []
+        self._in_step = False
+        """Whether a hook of an optimizer's step tells the watcher, while torch goes through all such hooks."""
         self._loads: dict[Callable[..., Any], Callable[..., Any]] = {}
         """By original, its one replacement: torch.load stays the same object as torch.serialization.load."""
         self.active = False
@@ -64,8 +66,8 @@ class Hooks:
             self.end()
             raise
         self._handles = [
-            register_optimizer_step_pre_hook(watcher.before_step),
-            register_optimizer_step_post_hook(watcher.after_step),
+            register_optimizer_step_pre_hook(self._step_hook(watcher.before_step)),
+            register_optimizer_step_post_hook(self._step_hook(watcher.after_step)),
         ]
 
     def watch_loaders(self) -> None:
@@ -96,12 +98,25 @@ class Hooks:
         self.forget_first_call()
         self.forget_backward()
         for handle in self._handles:
-            handle.remove()
+            if self._in_step:  # torch goes through its hooks now, and their number must not change
+                handle.hooks_dict_ref()[handle.id] = _nothing
+            else:
+                handle.remove()
         self._handles.clear()
         for applied in self._applied.values():
             applied.undo()
         self._applied.clear()
         self._loads.clear()
+
+    def _step_hook(self, tell: Callable[..., None]) -> Callable[..., None]:
+        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            self._in_step = True
+            try:
+                tell(optimizer)
+            finally:
+                self._in_step = False
+
+        return hook
 
     # ------------------------------------------------------------------ wrappers
 
@@ -190,3 +205,7 @@ class Hooks:
             return original(*args, **kwargs)
 
         return call
+
+
+def _nothing(*_: Any) -> None:
+    """Stands for a hook that could not be removed."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from holdfast.adapters.replay.feeds import Feeds
 from holdfast.adapters.replay.frames import LIMIT, Frames, Noted, Variables
 from holdfast.adapters.replay.objects import Registry
 from holdfast.adapters.replay.reads import Seen, read_mirror
@@ -81,6 +82,7 @@ class Followed(Loop):
         self.trace = trace
         self.seen = seen
         self.frames = Frames()
+        self.feeds = Feeds()
         self.thread = threading.get_ident()
         self.passes: list[weakref.ref[Pass]] = []
         """Those that are open."""
@@ -160,7 +162,7 @@ class Followed(Loop):
         objects = self.objects
         objects.optimizers, objects.small = {}, {}
         trained = {name: model for name, model in objects.models.items() if self.registry.is_trained(model)}
-        objects.models = trained
+        objects.models, self.main = trained, None
         objects.gradient_orders = {name: one for name, one in objects.gradient_orders.items() if name in trained}
         if not all(self.registry.is_trained(root) for root in self.registry.roots()):
             gc.collect()
@@ -183,6 +185,7 @@ class Followed(Loop):
             self._note(BOUNDARY, self.step, trace.events * 2 + side, passes, delivered)
             if not self._alone:
                 self.seen.mark(trace.events)
+        self.feeds.note()
         if self._since:
             self._since.clear()
         if self._buffers is not None:
@@ -227,6 +230,10 @@ class Followed(Loop):
         """Loaders that no pass is open of, by the number of their last one: their generators go on later."""
         open_now = {one.number for one in self.open_passes()}
         return {number: loader for loader, number in list(self.loaders.items()) if number not in open_now}
+
+    def prepare_pass(self, loader: Any, number: int) -> None:
+        """A pass is about to begin: what feeds it has not been asked yet."""
+        self.feeds.begin_pass(loader, number, {*self._since, *(one.number for one in self.open_passes())})
 
     def begin_pass(self, one: Pass) -> None:
         self.loaders[one.loader] = one.number
@@ -299,6 +306,7 @@ class Followed(Loop):
                 "fetches": self.fetches,
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and fits(held)},
                 "generators": generators,
+                "feeds": self.feeds.tree(going_on),
                 "start": self.start,
                 "birth": self.birth,
                 "exact": self._exact,
@@ -439,6 +447,10 @@ class Followed(Loop):
         if seen is None:
             seen = {**Seen().content(), "lost": "it died with this rank"}
             self.lost.append(f"what the script of rank {rank} read out of tensors is lost")
+        if not positions and self._variables_now().content:
+            self.lost.append(f"tensors that variables of rank {rank} held are lost")
+        if self.feeds.changed:
+            self.lost.append(f"what datasets and samplers of rank {rank} kept for themselves is lost")
         if inside:
             seen["partial"] = True
             self.lost.append(f"values of step {step} that the script of rank {rank} had not yet read are lost")

@@ -125,17 +125,13 @@ class Samples:
 def _first_batch(loader: Any) -> Any:
     view = plain_view(loader)
     if type(view) is DataLoader and view.num_workers:
-        changes: dict[str, Any] = {
-            "num_workers": 0,
-            "prefetch_factor": None,
-            "persistent_workers": False,
-            "worker_init_fn": None,
-            "timeout": 0,
-            "_DataLoader__multiprocessing_context": None,
-            "_iterator": None,
-        }
+        # In a worker, since what it changes is the worker's, but in one alone, whose pass ends at once.
+        alone = loader_like(view, DataLoader, {"num_workers": 1, "persistent_workers": False, "_iterator": None})
+        batches = Batches(alone)
         try:
-            return next(iter(loader_like(view, DataLoader, changes)))
-        except Exception:  # a dataset that only its workers can open
+            return next(batches)
+        except Exception:  # a dataset that wants all of its workers
             pass
+        finally:
+            batches.close()
     return next(iter(loader))

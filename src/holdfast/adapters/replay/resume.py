@@ -69,6 +69,7 @@ class Replay:
 
     def begin(self, loop: Followed, birth: Birth) -> None:
         """The loop is at its start."""
+        self._loop = loop
         saved = self.saved["birth"]
         loaded = next((name for name in birth.loads if name not in saved["loads"]), None)
         if loaded is not None:
@@ -90,6 +91,9 @@ class Replay:
                 "otherwise than the first time. holdfast.track makes the outcome known",
                 lost,
             )
+        checkpoint = self._contents.checkpoint
+        if checkpoint.manifest.inexact and loop.rank == 0:
+            log.warning("%s is not exact: %s", checkpoint.name, "; ".join(checkpoint.manifest.inexact))
         loop.birth = saved
         loop.recalled = self.saved.get("notes", {})
         loop.fetches = self.saved["fetches"]
@@ -137,6 +141,7 @@ class Replay:
             return self._samples.of(one.loader)
         if "skip" in before:
             before["skip"] -= 1
+        self._loop.feeds.put_start(self.saved.get("feeds", {}), one.number)
         one.open(before)
         assert one.batches is not None
         if not before["delivered"] and position["first"] is not None:
@@ -160,7 +165,7 @@ class Replay:
         self._load(loop.objects, loop.rank)
         loop.put_attributes(self.run["follow"]["attributes"])
         self._put_gradients(loop.objects)
-        closed = loop.closed_loaders()
+        feeds, closed = loop.feeds, loop.closed_loaders()
         for number, states in self.saved["generators"].items():
             if int(number) in closed:
                 _set_generators(closed[int(number)], states)
@@ -179,6 +184,7 @@ class Replay:
             one = passes[number]
             assert isinstance(one, Watched)
             if one.batches is None:
+                feeds.put_start(self.saved.get("feeds", {}), one.number)
                 one.open(position)
         variables = Variables.of(self.saved)
         if variables.cut:
@@ -191,6 +197,7 @@ class Replay:
         if strange and self.saved["exact"]:
             names = ", ".join(sorted({path.split(" ", 1)[1].replace(" ", ": ") for path in strange})[:5])
             log.warning("these variables could not be given what they held: %s. If they matter, holdfast.track", names)
+        feeds.put_now(self.saved.get("feeds", {}))
         for name, order in loop.objects.gradient_orders.items():
             order.repeat(self.run["gradient_orders"].get(name, []))
         rng.restore(self._mine["random"])
