@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import gc
 import logging
-import os
 import sys
 import threading
 import weakref
@@ -32,6 +31,7 @@ from holdfast.engine.saving import Files
 from holdfast.errors import StateError
 from holdfast.recorder.blackbox import BlackBox, Record, read_box
 from holdfast.recorder.boxes import BOUNDARY, IN_FLIGHT
+from holdfast.recorder.shared import read_left
 from holdfast.runtime.session import Place
 from holdfast.staging.images import TensorImage
 from holdfast.torch import rng
@@ -261,10 +261,7 @@ class Followed(Loop):
             "start": self.start,
             "birth": self.birth,
         }
-        temporary = f"{self.box.path}.position.tmp"
-        with open(temporary, "wb") as file:
-            file.write(write_tree(base))
-        os.replace(temporary, f"{self.box.path}.position")
+        self.box.leave("position", write_tree(base))
 
     # ------------------------------------------------------------------ asked by the engine, from any thread
 
@@ -421,8 +418,7 @@ class Followed(Loop):
         path = self._box_of(rank)
         try:
             record = _record_of(read_box(path)[2], step)
-            with open(f"{path}.position", "rb") as file:
-                base = read_tree(bytearray(file.read()))
+            base = read_tree(bytearray(read_left(f"{path}.position")))
         except (OSError, ValueError):
             return None
         if record is None or len(base["table"]) < record.passes:
