@@ -45,7 +45,7 @@ class Row:
     """Modules that the fork server has imported, separated by commas."""
     env: dict[str, str] = field(default_factory=dict)
     prepare: tuple[tuple[str, ...], ...] = ()
-    """Commands that make the data, run once in the working folder of each trial, without holdfast."""
+    """Commands that make the data, run once, without holdfast; each run begins with a copy of what they left."""
     code: int = 0
     """Exit code when nothing happens."""
     verdict: Verdict = Verdict.EXACT

@@ -95,24 +95,35 @@ class Trial:
         return self._launcher.start(self._row, work / self._row.folder, logs, env)
 
     def _prepare(self, work: Path) -> None:
+        if not self._row.prepare:
+            self._fill(work)
+            return
+        start = self._folder / "start"
+        if not start.exists():
+            self._fill(start)
+            for command in self._row.prepare:
+                self._make_data(command, start / self._row.folder)
+        shutil.copytree(start, work, symlinks=True)
+
+    def _fill(self, work: Path) -> None:
         if self._row.copy is not None:
             shutil.copytree(self._row.copy, work, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         work.mkdir(parents=True, exist_ok=True)
         if self._row.script is not None:
             shutil.copy(self._row.script, work)
-        for command in self._row.prepare:
-            env = {**clean_environment(), "HOLDFAST_ENABLED": "0"}
-            done = subprocess.run(
-                [sys.executable, *command],
-                cwd=work / self._row.folder,
-                env=env,
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
-            if done.returncode:
-                raise RuntimeError(f"{shlex.join(command)} ends with {done.returncode}\n{done.stderr[-3000:]}")
+
+    def _make_data(self, command: tuple[str, ...], folder: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**clean_environment(), "HOLDFAST_ENABLED": "0"},
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(command)} ends with {done.returncode}\n{done.stderr[-3000:]}")
 
     def _end(self, attempt: Attempt) -> Ended:
         ended = attempt.wait()
