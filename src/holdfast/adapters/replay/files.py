@@ -7,7 +7,8 @@ replay, the layer becomes real.
 
 What counts is the script's process, through Python: ``open``, the functions of ``os``, and all that is built on them.
 Files that holdfast, a compiler or :mod:`tempfile` make for themselves are left alone. So is what other processes and
-native code write, but for ``torch.save``, ``torch.jit.save`` and safetensors.
+native code write, but for ``torch.save``, ``torch.jit.save`` and safetensors. A child that is forked in a loop while it
+is replayed, to write a checkpoint in the background say, does again what was done: it stays on the layer for its life.
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ class Files:
         self._temporary: set[str] = set()
         """Files and folders of :mod:`tempfile`."""
         self._in_loop = False
+        self._lent = ""
+        """A folder of the layer that children use, until the script ends."""
         self._made: set[str] = set()
         """Files that this attempt has made before its loop, beside the layer: they were not there."""
 
@@ -160,6 +163,20 @@ class Files:
             folder = tempfile.mkdtemp(prefix=_LAYER)
         self._overlay = Overlay(folder, before, shared=self._others)
         self._looking = FILES.begin("look", self)
+
+    def forked(self, *, child: bool) -> None:
+        """The process has been forked, or this is its child."""
+        if self._overlay is None or not self._in_loop or (not child and os.getpid() != self._process):
+            return
+        self._lent = self._overlay.folder
+        if child:
+            self._process, self._lock = os.getpid(), threading.RLock()
+            with self.real():
+                self._overlay.folder = tempfile.mkdtemp(prefix=_LAYER, dir=self._overlay.folder)
+
+    def serve(self) -> None:
+        """This is a child that serves its parent's loop, a loader's worker say: its files are the real ones."""
+        self._overlay = self._looking = None
 
     def loop_begins(self, *, replays: bool) -> None:
         """The first training act: it is known now whether there is something to replay."""
@@ -226,6 +243,8 @@ class Files:
         if os.getpid() != self._process:
             return
         self._remove_layer()
+        with self.real():
+            shutil.rmtree(self._lent, ignore_errors=True)
         for applied in self._applied.values():
             applied.undo()
         self._applied.clear()
@@ -237,7 +256,7 @@ class Files:
             self._looking = None
         overlay, self._overlay = self._overlay, None
         self._open.clear()
-        if overlay is not None:
+        if overlay is not None and overlay.folder != self._lent:
             with self.real():
                 shutil.rmtree(overlay.folder, ignore_errors=True)
 

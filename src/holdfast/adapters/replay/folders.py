@@ -38,7 +38,7 @@ def dated_folders() -> dict[str, list[str]]:
 
 
 def link_to(saved: Mapping[str, list[str]]) -> list[str]:
-    """Make the folders that the script has named now links to those that its first attempt named. Returns the latter."""
+    """Make the folders that the script has named now links to those of its first attempt; returns those."""
     done: dict[str, str] = {}
     for name, (root, mask) in dated_folders().items():
         first, first_mask = saved.get(name, ("", ""))

@@ -12,6 +12,7 @@ loop does after a step, such as an evaluation, is done by then. Loops without a 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -106,6 +107,7 @@ class Follower(Events):
         first = _current is None and not self._hooks.active
         self._hooks.begin()
         if first:
+            os.register_at_fork(after_in_parent=functools.partial(self._files.forked, child=False))
             os.register_at_fork(after_in_child=self.stay_behind)
         _current = self
         self._birth = self._born()
@@ -123,6 +125,10 @@ class Follower(Events):
         if not self._following and not self._over:
             self._birth = self._born(self._birth.loads)
             self._files.begin(self._birth.history(), again=self._birth.again)
+
+    def serve(self) -> None:
+        """This process is a child of another that serves its loop."""
+        self._files.serve()
 
     def state_at_start(self) -> bytes:
         """The random numbers that the script began with, for its processes."""
@@ -185,6 +191,7 @@ class Follower(Events):
 
     def stay_behind(self) -> None:
         """In a child process: the loop that is followed is its parent's. One that is not yet, may become its own."""
+        self._files.forked(child=True)
         if not self._following:
             self._process = os.getpid()
             self.host = self._replay = self._refusal = None  # the parent's, which has met the other ranks

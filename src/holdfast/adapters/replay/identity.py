@@ -115,8 +115,16 @@ def spawned_function(process: Any) -> Any:
 
 def may_train(process: Any) -> bool:
     """Whether a process that is about to be started may train a run of its own or be a rank of one."""
-    module = str(getattr(_function_of(process)[0], "__module__", ""))
-    return not module.startswith((*_POOLS, *_SERVANTS))
+    return not _module_of(process).startswith((*_POOLS, *_SERVANTS))
+
+
+def serves(process: Any) -> bool:
+    """Whether a process serves the one that starts it, as a loader's worker does."""
+    return _module_of(process).startswith(_SERVANTS)
+
+
+def _module_of(process: Any) -> str:
+    return str(getattr(_function_of(process)[0], "__module__", ""))
 
 
 def _digest(parts: Sequence[Any]) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from _holdfast_startup import required
 from holdfast.adapters.replay import follower as replay
 from holdfast.adapters.replay.family import Family
-from holdfast.adapters.replay.identity import Identity, spawned_function
+from holdfast.adapters.replay.identity import Identity, serves, spawned_function
 from holdfast.adapters.replay.patches import PYTHON
 from holdfast.adapters.replay.refusal import refuse_steps
 from holdfast.config import Settings
@@ -59,6 +59,8 @@ class Script:
 
     def _become(self, process: Any) -> None:
         self._identity.become(process)
+        if serves(process):
+            self._follower.serve()
         self._follower.begin_again()
 
     # ------------------------------------------------------------------ wrappers
