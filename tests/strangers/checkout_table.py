@@ -1,7 +1,8 @@
 """The results of a repository as a Markdown table, printed or written into its place in a page.
 
 A place is a comment ``<!-- results of owner/name -->``, the table, and ``<!-- end of results -->``. Rows that were not
-run this time keep their line, as long as the commit is the same one.
+run this time keep their line, as long as the commit is the same one. How many rows of all tables fared how is written
+between ``<!-- sums of results -->`` and ``<!-- end of sums -->``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.strangers.trial import Result
 
 _HEAD = ("| row | command | result |", "|---|---|---|")
 _END = "<!-- end of results -->"
+_SUMS = re.compile(r"(<!-- sums of results -->)\n(.*?)\n?(<!-- end of sums -->)", re.DOTALL)
 _LONGEST = 180
 
 
@@ -57,7 +60,20 @@ def write(page: Path, table: Table, order: list[str]) -> None:
         kept = dict(re.findall(r"^(?=\| `(?P<name>[^`]+)`)(?P<line>.*)$", found[1], re.MULTILINE))
         lines = {**kept, **table.lines}
         table = replace(table, lines={name: lines[name] for name in order if name in lines})
-    page.write_text(text[: found.start(1)] + f"\n{table}\n\n" + text[found.end(1) :], encoding="utf-8")
+    text = text[: found.start(1)] + f"\n{table}\n\n" + text[found.end(1) :]
+    page.write_text(_SUMS.sub(lambda place: f"{place[1]}\n{_sums(text)}\n{place[3]}", text), encoding="utf-8")
+
+
+def _sums(text: str) -> str:
+    """How many rows of all tables have which result; those that do not run are counted apart."""
+    tables = re.findall(r"<!-- results of (?:.*?) -->\n(.*?)<!-- end of results -->", text, re.DOTALL)
+    cells = [cell for table in tables for cell in re.findall(r"^\| `.* \| ((?:\\\||[^|])*) \|$", table, re.MULTILINE)]
+    counts = Counter(re.split(r"[:;]", cell)[0] for cell in cells)
+    idle = counts.pop("not run", 0)
+    number = sum(counts.values())
+    sums = ", ".join(f"{count} {name} ({count / number:.0%})" for name, count in counts.most_common())
+    repositories = sum("\n| `" in table for table in tables)
+    return f"{number} rows of {repositories} repositories: {sums}. {idle} more are listed, not run."
 
 
 def _line(result: Result) -> str:

@@ -39,6 +39,14 @@ command = "python train.py 40"
 prepare = ["make_data.py data.pt"]
 lines = "^step "
 """
+PAGE = """Before.
+
+<!-- sums of results -->
+<!-- end of sums -->
+
+<!-- results of ann/straight-line -->
+<!-- end of results -->
+"""
 
 
 def checkout(folder: Path) -> Path:
@@ -74,7 +82,7 @@ def battery(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_a_checkout_is_run_and_its_result_stands_in_a_table(tmp_path):
     made = checkout(tmp_path)
     page = tmp_path / "page.md"
-    page.write_text("Before.\n\n<!-- results of ann/straight-line -->\n<!-- end of results -->\n\nAfter.\n")
+    page.write_text(PAGE)
     manifest, kept = tmp_path / "manifest.toml", tmp_path / "kept"
     done = battery(made, "--manifest", manifest, "--table", "--page", page, "--keep", kept)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -83,7 +91,7 @@ def test_a_checkout_is_run_and_its_result_stands_in_a_table(tmp_path):
         assert f"`{commit_of(made)}`" in text
         assert line in text.splitlines()
     assert page.read_text().startswith("Before.\n")
-    assert page.read_text().endswith("\n<!-- end of results -->\n\nAfter.\n")
+    assert "\n1 rows of 1 repositories: 1 exact (100%). 0 more are listed, not run.\n" in page.read_text()
     assert not (made / "training" / "data.pt").exists(), "it ran in the checkout"
     assert not (kept / "line" / "off" / "runs").exists(), "what git ignores is copied"
 
