@@ -166,6 +166,13 @@ def _text(value: Any) -> str:
     return text
 
 
+def _name(value: Any) -> str:
+    text = _text(value)
+    if len(text) > 500 or not text.isprintable():  # manifests refuse what is longer, or does something to a terminal
+        raise ValueError("a text of at most 500 characters, without control characters")
+    return text
+
+
 def _http_url(value: Any) -> str:
     text = _text(value)
     scheme, _, rest = text.partition("://")
@@ -387,7 +394,7 @@ class Settings:
     )
     run_id: str | None = _setting(
         None,
-        _text,
+        _name,
         "HOLDFAST_RUN_ID",
         meaning="The job's identity. Restarts that share it take a location over from each other at once.",
         shown_default="made up at the first start",

@@ -7,6 +7,8 @@ import socket
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from holdfast.base.words import LONGEST_TEXT, is_plain
+
 
 def _boot_id() -> str:
     try:
@@ -54,7 +56,12 @@ class Owner:
         """Decode what another process wrote; raises ValueError if it is no record of an owner."""
         try:
             known = {name: str(record.get(name, "")) for name in ("run", "host", "boot", "started", "pid_namespace")}
-            return cls(pid=int(record["pid"]), **known)
+            pid = record["pid"]
+            if not all(is_plain(text) and len(text) <= LONGEST_TEXT for text in known.values()):
+                raise ValueError("not the record of an owner: it holds control characters")
+            if isinstance(pid, bool) or not isinstance(pid, int) or not 0 < pid < 1 << 31:
+                raise ValueError("not the record of an owner: its process has no number")
+            return cls(pid=pid, **known)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the record of an owner: {error}") from error
 

@@ -18,7 +18,7 @@ import typer
 
 from holdfast.cli import advice
 from holdfast.cli.advice import Hint
-from holdfast.cli.output import PROBLEM, USAGE, Json, emit, fail, guarded, human_seconds, note
+from holdfast.cli.output import PROBLEM, USAGE, Json, emit, fail, guarded, human_seconds, note, say
 from holdfast.errors import ConfigError
 from holdfast.launch.likeness import (
     KINDS,
@@ -315,8 +315,8 @@ def _show(verdict: Verdict) -> None:
     colour = "green" if verdict.exact else "red"
     typer.echo(typer.style(verdict.line(), fg=colour, bold=True))
     for what in verdict.differs:
-        typer.echo(f"  differs: {what}")
+        say(f"  differs: {what}")
     for hint in verdict.change:
-        typer.echo(f"  {hint}")
+        say(f"  {hint}")
     for what in verdict.notes:
         note(what)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.base.clock import Deadline
-from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds
+from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds, say
 from holdfast.cli.ray import run_of_workers
 from holdfast.cli.run import supervise
 from holdfast.config import parse_duration
@@ -67,15 +67,11 @@ def pause(
         emit({"location": place.location, "state": answer.state, "step": answer.step, "changed": answer.changed})
     elif answer.state == "paused":
         already = "" if answer.changed else " already"
-        typer.echo(
-            f"{place.location} is{already} paused {_at(answer.step)}. Go on with: holdfast resume {place.location}"
-        )
+        say(f"{place.location} is{already} paused {_at(answer.step)}. Go on with: holdfast resume {place.location}")
     elif answer.state == "stopped":
-        typer.echo(
-            f"{place.location} is stopped {_at(answer.step)}. It has no launcher: start its command again to go on"
-        )
+        say(f"{place.location} is stopped {_at(answer.step)}. It has no launcher: start its command again to go on")
     else:
-        typer.echo(f"{place.location} is {answer.state} {_at(answer.step)}")
+        say(f"{place.location} is {answer.state} {_at(answer.step)}")
     if answer.state not in ("paused", "stopped"):
         raise typer.Exit(PROBLEM)
 
@@ -96,9 +92,9 @@ def resume(
         if as_json:
             emit({"location": place.location, "state": answer.state, "step": answer.step, "changed": answer.changed})
         elif answer.state == "complete":
-            typer.echo(f"{place.location} is complete {_at(answer.step)}: nothing is left to do")
+            say(f"{place.location} is complete {_at(answer.step)}: nothing is left to do")
         else:
-            typer.echo(f"{place.location} {'goes on' if answer.changed else 'is running already'}")
+            say(f"{place.location} {'goes on' if answer.changed else 'is running already'}")
         return
     spec = answer.spec
     if detach:
@@ -107,7 +103,7 @@ def resume(
             emit({"location": place.location, "state": "running", "step": answer.step, "changed": True, "pid": pid})
         else:
             log = os.path.join(place.home, control.LOG)
-            typer.echo(f"{place.location} goes on in the background, process {pid}; its output is in {log}")
+            say(f"{place.location} goes on in the background, process {pid}; its output is in {log}")
         return
     raise typer.Exit(supervise(spec, quiet=quiet, progress=not no_progress, as_json=as_json))
 
@@ -156,15 +152,15 @@ def preempt(
 
 def _tell(outcome: Outcome) -> None:
     who = ", ".join(outcome.targets)
-    typer.echo(f"{outcome.signal} to {who} at step {outcome.step_before} (attempt {outcome.attempt})")
+    say(f"{outcome.signal} to {who} at step {outcome.step_before} (attempt {outcome.attempt})")
     if outcome.reason is not None:
-        typer.echo(
+        say(
             f"  committed {outcome.committed} ({outcome.reason}), "
             f"{human_seconds(outcome.notice_to_commit_s)} after the notice"
         )
     else:
         newest = f"the newest checkpoint is {outcome.committed}" if outcome.committed else "there is no checkpoint"
-        typer.echo(f"  nothing was committed for it; {newest}")
+        say(f"  nothing was committed for it; {newest}")
     left = "the ranks have not left" if outcome.left_after_s is None else f"all left after {outcome.left_after_s:.1f} s"
     lost = "unknown" if outcome.steps_lost is None else str(outcome.steps_lost)
-    typer.echo(f"  {left}; steps lost: {lost}")
+    say(f"  {left}; steps lost: {lost}")

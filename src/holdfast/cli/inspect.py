@@ -226,7 +226,7 @@ def _show_checkpoint(run: RunPlace, name: str, as_json: bool) -> None:
         )
         return
     out = console()
-    out.print(f"[bold]{name}[/bold]  {checkpoint.location}")
+    out.print(styled(name, "bold"), f"  {checkpoint.location}", sep="")
     out.print(
         f"step {manifest.step}, epoch {_or_dash(manifest.epoch)}, {manifest.reason}, saved by {manifest.world_size} "
         f"ranks {human_age(seconds_of(manifest.created))} ({manifest.created}), run {manifest.run}, "
@@ -250,7 +250,7 @@ def _show_run(run: RunPlace, as_json: bool) -> None:
         emit({**facts, "goodput": dataclasses.asdict(account), "interruptions": interruptions})
         return
     out = console()
-    out.print(f"[bold]{run.location}[/bold]  ", state_cell(view.state), f"  run {facts['run']}", sep="")
+    out.print(styled(run.location, "bold"), "  ", state_cell(view.state), f"  run {facts['run']}", sep="")
     out.print(
         f"step {_of(view.step, view.total)}, loss {_or_dash(view.loss)}, newest checkpoint at step "
         f"{_or_dash(facts['saved_step'])}, {len(facts['checkpoints'])} checkpoints"

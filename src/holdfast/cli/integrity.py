@@ -14,7 +14,20 @@ import typer
 from holdfast.base.process import Owner
 from holdfast.cli.control import Run
 from holdfast.cli.inspect import all_rows, find
-from holdfast.cli.output import NOT_FOUND, PROBLEM, USAGE, Json, console, emit, fail, guarded, human_bytes, note, styled
+from holdfast.cli.output import (
+    NOT_FOUND,
+    PROBLEM,
+    USAGE,
+    Json,
+    console,
+    emit,
+    fail,
+    guarded,
+    human_bytes,
+    note,
+    say,
+    styled,
+)
 from holdfast.errors import CheckpointCorruptError, ConfigError, StoreError
 from holdfast.launch.runs import RunPlace, below, resolve
 from holdfast.store import Backend
@@ -222,5 +235,5 @@ def _report(place: RunPlace, doomed: list[dict[str, Any]], *, removed: bool, as_
         emit({"location": place.location, "removed": removed, "bytes": freed, "checkpoints": doomed})
         return
     for row in doomed:
-        typer.echo(f"{'removed' if removed else 'would remove'} {row['name']} ({row['state']}) in {row['location']}")
-    typer.echo(f"{len(doomed)} checkpoints, {human_bytes(freed)}" if doomed else "nothing to remove")
+        say(f"{'removed' if removed else 'would remove'} {row['name']} ({row['state']}) in {row['location']}")
+    say(f"{len(doomed)} checkpoints, {human_bytes(freed)}" if doomed else "nothing to remove")

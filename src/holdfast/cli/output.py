@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from holdfast.base.words import shown
 from holdfast.errors import (
     CheckpointNotFoundError,
     ConfigError,
@@ -80,7 +81,12 @@ def fail(message: str, kind: str = "problem", code: int = PROBLEM, *, as_json: b
 def note(message: str, *, error: bool = False) -> None:
     """A line for people, on stderr."""
     label = typer.style("error:", fg="red", bold=True) if error else ""
-    typer.echo(f"{label} {message}".strip(), err=True)
+    typer.echo(f"{label} {shown(message)}".strip(), err=True)
+
+
+def say(message: str) -> None:
+    """A line for people, on stdout."""
+    typer.echo(shown(message))
 
 
 def emit(value: Any) -> None:
@@ -89,9 +95,13 @@ def emit(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
+    """Prints texts as they are: none is markup, and a terminal acts on none."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False)
+    from holdfast.cli.plain_text import Escaping
+
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    made.push_render_hook(Escaping())
     if not made.is_terminal:
         made.width = 200  # a log or a pipe: no line is to be folded
     return made

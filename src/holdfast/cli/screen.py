@@ -22,6 +22,7 @@ import threading
 import time
 from typing import Any
 
+from holdfast.base.words import shown
 from holdfast.cli.output import human_seconds
 from holdfast.launch.watch import View
 
@@ -71,7 +72,7 @@ class PlainScreen:
     def say(self, event: str, text: str, **values: Any) -> None:
         if not self._quiet or event in ("gave_up", "warning"):
             with contextlib.suppress(OSError):
-                print(f"holdfast: {text}", file=sys.stderr, flush=True)
+                print(f"holdfast: {shown(text)}", file=sys.stderr, flush=True)
 
     def show(self, view: View) -> None:
         if self._progress and view.state == "running" and time.monotonic() >= self._next and view.step != self._step:
@@ -131,7 +132,7 @@ class LiveScreen:
         with self._lock:
             self._erase()
             line = "" if self._at_start else "\n"
-            self._write(f"{line}{_styled('holdfast:', 'bold cyan')} {text}\n".encode(errors="replace"))
+            self._write(f"{line}{_styled('holdfast:', 'bold cyan')} {shown(text)}\n".encode(errors="replace"))
             self._at_start = True
             self._draw()
 

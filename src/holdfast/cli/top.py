@@ -120,7 +120,10 @@ def top(
 def _screen(shots: list[dict[str, Any]]) -> RenderableType:
     from rich.console import Group
 
-    return Group(*(part for shot in shots for part in _run_lines(shot)))
+    from holdfast.cli.plain_text import Escaped
+
+    # A live screen is drawn past the console's own hook.
+    return Escaped(Group(*(part for shot in shots for part in _run_lines(shot))))
 
 
 def _run_lines(shot: dict[str, Any]) -> list[RenderableType]:

@@ -7,6 +7,7 @@ or garbled is as good as absent.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import tempfile
@@ -14,9 +15,12 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from holdfast.base.attempt_file import LastAttempt
 from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, CONTROL, LAUNCH
 from holdfast.base.small_files import read_json
+from holdfast.base.words import LONGEST_TEXT
+from holdfast.config import parse_duration
 from holdfast.launch import procs
 from holdfast.recorder.boxes import folder, last_step
 
@@ -61,20 +65,39 @@ class Attempt:
 
 def read_attempt(home: str) -> Attempt | None:
     record = read_json(os.path.join(home, ATTEMPT))
+    last = LastAttempt.decode(record)
     try:
         return Attempt(
-            run=str(record["run"]),
-            number=int(record["attempt"]),
-            token=str(record.get("token", "")),
-            location=str(record["location"]),
-            fallback=None if record.get("fallback") is None else str(record["fallback"]),
+            run=_text(last.run),
+            number=last.number,
+            token=last.token or "",
+            location=_text(record["location"]),
+            fallback=None if record.get("fallback") is None else _text(record["fallback"]),
             ranks={int(rank): Owner.from_dict(owner) for rank, owner in record["ranks"].items()},
-            grace_s=float(record.get("grace_period", 30.0)),
-            started=float(record.get("started", 0.0)),
-            progress_file=record.get("progress_file"),
+            grace_s=parse_duration(record.get("grace_period", 30.0)),
+            started=_moment(record.get("started", 0.0)),
+            progress_file=None if record.get("progress_file") is None else _text(record["progress_file"]),
         )
-    except (KeyError, ValueError, TypeError, AttributeError):
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError):
         return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value or "\0" in value or len(value) > LONGEST_TEXT:
+        raise ValueError("no text")
+    return value
+
+
+def _number_or_none(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | None):
+        raise ValueError("no number")
+    return value
+
+
+def _moment(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("no time")
+    return float(value)
 
 
 # ---------------------------------------------------------------------- launch.json and control.json
@@ -106,8 +129,18 @@ class LaunchSpec:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> LaunchSpec:
+        """Raises ValueError if it is no record of a start."""
         known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in record.items() if name in known})
+        spec = cls(**{name: value for name, value in record.items() if name in known})
+        texts = [*spec.program, spec.cwd, *(text for text in (spec.workers, spec.dir) if text is not None)]
+        for table in (spec.settings, spec.environ):
+            texts += [*table.keys(), *table.values()]
+        counts = isinstance(spec.max_restarts, int) and isinstance(spec.fresh, bool)
+        if not spec.program or not counts or not isinstance(spec.program, list):
+            raise ValueError("not the record of a start")
+        if not all(isinstance(text, str) and "\0" not in text for text in texts):
+            raise ValueError("not the record of a start: it holds what is no text")
+        return spec
 
 
 RUNNING, PAUSED, ENDED = "running", "paused", "ended"
@@ -138,18 +171,16 @@ class Launch:
 def read_launch(home: str) -> Launch | None:
     record = read_json(os.path.join(home, LAUNCH))
     try:
-        spec = LaunchSpec.from_dict(record["spec"])
-        assert spec.program
         return Launch(
             owner=Owner.from_dict(record["owner"]),
-            spec=spec,
-            state=str(record["state"]),
-            step=record.get("step"),
-            code=record.get("code"),
+            spec=LaunchSpec.from_dict(record["spec"]),
+            state=_text(record["state"]),
+            step=_number_or_none(record.get("step")),
+            code=_number_or_none(record.get("code")),
             control=str(record.get("control", "")),
-            since=float(record.get("since", 0.0)),
+            since=_moment(record.get("since", 0.0)),
         )
-    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, IndexError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
 

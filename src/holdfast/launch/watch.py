@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from holdfast.base.small_files import open_regular
 from holdfast.launch.runs import RunPlace
+from holdfast.progress import parse_event
 
 _MOST = 1 << 22
 
@@ -41,11 +41,7 @@ class Tail:
         self._offset += end
         events = []
         for line in data[:end].splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
+            if (event := parse_event(line)) is not None:
                 events.append(event)
         return events
 
@@ -77,7 +73,8 @@ class View:
         self.epoch, self.epochs = progress.get("epoch"), progress.get("totalEpochs")
         self.loss = progress.get("loss")
         self.eta = progress.get("estimatedTimeRemaining")
-        self.percent = float(progress["percentComplete"]) if "percentComplete" in progress else None
+        percent = float(progress.get("percentComplete", "nan"))
+        self.percent = percent if 0 <= percent <= 100 else None
         self.updated = seconds_of(progress.get("lastUpdateTime"))
 
     def take_event(self, event: dict[str, Any]) -> None:
@@ -96,7 +93,7 @@ def seconds_of(text: str | None) -> float | None:
     """Seconds since the epoch, from the time of a progress file or a manifest."""
     try:
         return None if text is None else datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -15,7 +15,7 @@ from holdfast.progress.file import (
     render,
 )
 from holdfast.progress.goodput import AttemptRow, Goodput, goodput, timeline
-from holdfast.progress.journal import Journal, read_journal, redact, redact_uri
+from holdfast.progress.journal import Journal, parse_event, read_journal, redact, redact_uri
 
 __all__ = [
     "MAX_BYTES",
@@ -29,6 +29,7 @@ __all__ = [
     "ProgressFileError",
     "Unknown",
     "goodput",
+    "parse_event",
     "parse_progress",
     "read_journal",
     "read_progress",

@@ -47,6 +47,11 @@ MAX_BYTES = 64 << 20
 _KEPT_IN_MEMORY = 100
 _MAX_TEXT = 4096
 _MAX_DEPTH = 8
+_COUNTS = frozenset({"attempt", "rank", "step", "resumed_from", "attempt_ended", "world"})
+_TEXTS = frozenset({"run", "outcome", "reason", "detail", "source", "cause", "name", "location", "by", "error"})
+_HIGHEST = 1 << 62
+_LATEST = 1e11
+"""Seconds since the epoch: three thousand years from now. Also the longest duration, under a name that ends with _s."""
 _OWN_FIELDS = frozenset({"time", "t", "event", "run", "attempt", "rank"})
 
 REDACTED = "***"
@@ -307,12 +312,17 @@ def read_journal(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         file.seek(max(0, beyond))
         while line := file.readline(limit):
             whole = line.endswith(b"\n")
-            if not inside_long_line and (event := _parse(line)) is not None:
+            if not inside_long_line and (event := parse_event(line)) is not None:
                 yield event
             inside_long_line = not whole
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """The event in one line; None if it is torn, or no event.
+
+    The journal may lie on storage that others write to. What every reader looks at has the type that is documented by
+    ``_COUNTS``, ``_TEXTS`` and ``_LATEST``; a field of such a name with another value is left out.
+    """
     # A power cut can leave zeros where the size of the file reached the disk and its bytes did not.
     line = line.strip(b"\0 \t\r\n")
     if not line:
@@ -324,9 +334,21 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return None
     t = event.get("t")
-    if isinstance(t, bool) or not isinstance(t, (int, float)) or not math.isfinite(t):
+    if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 <= t <= _LATEST:
         return None
-    return event
+    return {name: value for name, value in event.items() if _is_of_its_kind(name, value)}
+
+
+def _is_of_its_kind(name: str, value: Any) -> bool:
+    if value is None:
+        return True
+    if name in _COUNTS:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _HIGHEST
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if name.endswith("_s"):
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LATEST
+    return True
 
 
 def _open_for_append(path: Path) -> int:

@@ -19,6 +19,7 @@ from holdfast.base.attempt_file import LastAttempt, new_token, read_last_attempt
 from holdfast.base.process import Owner, process_start
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, default_location, home_of
 from holdfast.base.small_files import RefusedFileError, is_own
+from holdfast.base.words import shown
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, ConfigError, HoldfastError, LocationBusyError, StoreError
 from holdfast.progress import Journal, read_journal
@@ -155,7 +156,7 @@ def _take(settings: Settings, location: str, home: str, backends: Sequence[Backe
         path = os.path.dirname(path)
     os.makedirs(home, exist_ok=True)
     last = read_last_attempt(home)
-    name = os.path.basename(location.rstrip("/")) or "run"
+    name = shown(os.path.basename(location.rstrip("/")))[:200] or "run"
     run = settings.run_id or last.run or f"{name}-{secrets.token_hex(4)}"
     for backend in backends:
         try:

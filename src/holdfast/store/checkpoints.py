@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.base.words import shown
 from holdfast.errors import CheckpointCorruptError, StoreError
 from holdfast.store.base import SENTINEL, Backend
 from holdfast.store.manifest import Manifest, step_of
@@ -110,7 +111,7 @@ def _wrong_sizes(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
         if folder not in sizes:
             sizes[folder] = checkpoint.backend.sizes(folder)
         if (size := sizes[folder].get(path)) != entry.size:
-            place = entry.path if entry.ref is None else f"{entry.path} (kept as {entry.ref})"
+            place = shown(entry.path if entry.ref is None else f"{entry.path} (kept as {entry.ref})")
             yield entry.path, f"{place} has {'no' if size is None else size} bytes instead of {entry.size}"
 
 

@@ -1,22 +1,29 @@
 """The manifest: what belongs to a checkpoint. It carries a checksum of itself.
 
-Loading a manifest, like loading anything from a checkpoint, runs no code: it is JSON.
+Loading a manifest, like loading anything from a checkpoint, runs no code: it is JSON. It may come from storage that
+others write to: each value has the type and the bounds that are documented here, or the whole manifest is refused.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
 
+from holdfast.base.words import is_name, shown
 from holdfast.errors import CheckpointCorruptError
 
 FORMAT = 1
 NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 REASONS = ("jit", "periodic", "rescue", "final")
+_REASON = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_CHECKSUM = re.compile(r"[0-9a-f]{1,128}")
+_MOST = 10**18
+_LONGEST = 1 << 16
 
 
 def checkpoint_name(step: int) -> str:
@@ -48,16 +55,18 @@ class FileEntry:
 
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> FileEntry:
-        path, ref, size = str(entry["path"]), entry.get("ref"), int(entry["size"])
+        path, ref, size = _text(entry["path"], "path"), entry.get("ref"), _count(entry["size"], "size")
+        ref = None if ref is None else _text(ref, "ref")
         for relative in (path, ref or path):
             # A manifest comes from shared storage: it must not be able to name files elsewhere.
             if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
                 raise ValueError(f"path {relative!r} leaves the checkpoint")
         if ref is not None and ("/" not in ref or step_of(ref.split("/", 1)[0]) is None):
             raise ValueError(f"ref {ref!r} leads to no checkpoint")
-        if size < 0:
-            raise ValueError(f"{path!r} has {size} bytes")
-        return cls(path, size, str(entry["xxh3_128"]), ref)
+        checksum = entry["xxh3_128"]
+        if not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):
+            raise ValueError(f"{path!r} has the checksum {_briefly(checksum)}")
+        return cls(path, size, checksum, ref)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +126,56 @@ class Manifest:
             if body["format"] != FORMAT:
                 raise ValueError(f"format {body['format']!r} is not {FORMAT}, which this version of holdfast reads")
             return cls(
-                step=int(body["step"]),
-                epoch=body["epoch"],
-                world_size=int(body["world_size"]),
-                reason=str(body["reason"]),
+                step=_count(body["step"], "step"),
+                epoch=None if body["epoch"] is None else _count(body["epoch"], "epoch"),
+                world_size=_count(body["world_size"], "world_size"),
+                reason=_reason(body["reason"]),
                 complete=bool(body["complete"]),
-                inexact=tuple(body["inexact"]),
-                created=str(body["created"]),
-                run=str(body["run"]),
-                attempt=int(body["attempt"]),
-                timings=dict(body["timings"]),
+                inexact=tuple(_text(words, "inexact") for words in body["inexact"]),
+                created=_name(body["created"], "created"),
+                run=_name(body["run"], "run"),
+                attempt=_count(body["attempt"], "attempt"),
+                timings={_name(phase, "timings"): _seconds(value) for phase, value in dict(body["timings"]).items()},
                 extra=dict(body["extra"]),
                 files=tuple(FileEntry.from_dict(entry) for entry in body["files"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CheckpointCorruptError(f"the manifest cannot be read: {error}") from error
+
+
+def _count(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} is {_briefly(value)}, and no count")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"timings hold {_briefly(value)}, which is no number of seconds")
+    return value
+
+
+def _name(value: Any, name: str) -> str:
+    if not is_name(value):
+        raise ValueError(f"{name} is {_briefly(value)}, and no name")
+    return str(value)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        raise ValueError(f"{name} is {_briefly(value)}, and no text")
+    return value
+
+
+def _reason(value: Any) -> str:
+    if not isinstance(value, str) or not _REASON.fullmatch(value):
+        raise ValueError(f"reason is {_briefly(value)}, and no word")
+    return value
+
+
+def _briefly(value: Any) -> str:
+    text = shown(repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _seal(body: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ import xxhash
 
 from holdfast.base.clock import Deadline
 from holdfast.base.host_memory import HUGE, fresh_memory, lasting_memory
+from holdfast.base.words import shown
 from holdfast.errors import CheckpointCorruptError, StoreUnavailableError
 from holdfast.store.base import Backend, Sink
 from holdfast.store.manifest import FileEntry
@@ -330,8 +331,8 @@ def read_checked(
         if on_bytes is not None:
             on_bytes(len(chunk))
     if done != entry.size:
-        raise CheckpointCorruptError(f"{folder}/{entry.path} has {done} bytes instead of {entry.size}")
+        raise CheckpointCorruptError(f"{folder}/{shown(entry.path)} has {done} bytes instead of {entry.size}")
     if digest.hexdigest() != entry.checksum:
         raise CheckpointCorruptError(
-            f"{folder}/{entry.path}: the checksum of its {done} bytes does not match the manifest"
+            f"{folder}/{shown(entry.path)}: the checksum of its {done} bytes does not match the manifest"
         )
