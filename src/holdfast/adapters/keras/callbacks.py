@@ -1,7 +1,8 @@
 """What callbacks remember: the patience of an early stop, a best value, the history, a counter of the user's own.
 
-Their attributes are saved as far as they are plain values and arrays, and put back into the callbacks that the script
-makes anew. What cannot be saved that way and looks as if it could change is named, so that somebody can be told.
+Their attributes are saved as far as they are plain values, arrays and generators of random numbers, and put back into
+the callbacks that the script makes anew. What cannot be saved that way and looks as if it could change is named,
+so that somebody can be told.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.adapters.keras import generators
 from holdfast.adapters.keras.images import encode
 from holdfast.errors import StateError
 
 _OF_THE_LOOP = frozenset({"model", "_model", "params", "validation_data", "_supports_tf_logs", "_chief_worker_only"})
 _MADE_BY_KERAS = frozenset({"History", "ProgbarLogger"})
+_OF_THE_FILE = frozenset({"append_header"})
+"""What a ``CSVLogger`` knows of the file that it found at the beginning."""
 _CONSTANT = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type, np.ufunc)
 
 
@@ -36,7 +40,12 @@ def flatten(callbacks: Any) -> list[Any]:
 def capture(callbacks: Iterable[Any]) -> list[dict[str, Any]]:
     """The attributes of each callback. Lists and dicts are copied, arrays are not: nobody changes them in place."""
     return [
-        {"class": _name(callback), "attributes": _attributes(callback), "functions": _functions(callback)}
+        {
+            "class": _name(callback),
+            "attributes": _attributes(callback),
+            "functions": _functions(callback),
+            "generators": _generators(callback),
+        }
         for callback in callbacks
     ]
 
@@ -55,9 +64,12 @@ def restore(callbacks: Sequence[Any], saved: Sequence[dict[str, Any]]) -> list[s
             continue
         left.remove(state)
         for name, value in state["attributes"].items():
-            _put_back(callback, name, value)
+            if name not in _kept_out(callback):
+                _put_back(callback, name, value)
         for name, value in state["functions"].items():
             setattr(callback, name, _function(value))
+        for name, value in state.get("generators", {}).items():
+            generators.restore(vars(callback).get(name), value)
     return problems
 
 
@@ -67,7 +79,7 @@ def unsaved(callbacks: Iterable[Any]) -> list[str]:
     for callback in callbacks:
         if type(callback).__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow", "ray", "holdfast"):
             continue
-        known = _attributes(callback)
+        known = _attributes(callback).keys() | _generators(callback).keys()
         for name, value in vars(callback).items():
             if name not in known and name not in _OF_THE_LOOP and _may_change(value):
                 found.append(f"{type(callback).__name__}.{name} ({type(value).__name__})")
@@ -90,7 +102,7 @@ def _attributes(callback: Any) -> dict[str, Any]:
         return {}
     attributes = {}
     for name, value in vars(callback).items():
-        if name in _OF_THE_LOOP:
+        if name in _kept_out(callback):
             continue
         try:
             encode(value, name, {})
@@ -98,6 +110,16 @@ def _attributes(callback: Any) -> dict[str, Any]:
             continue
         attributes[name] = _copy(value)
     return attributes
+
+
+def _kept_out(callback: Any) -> frozenset[str]:
+    return _OF_THE_LOOP | _OF_THE_FILE if type(callback).__name__ == "CSVLogger" else _OF_THE_LOOP
+
+
+def _generators(callback: Any) -> dict[str, Any]:
+    """The states of attributes that are generators of random numbers."""
+    states = {name: generators.capture(value) for name, value in vars(callback).items()}
+    return {name: state for name, state in states.items() if state is not None}
 
 
 def _functions(callback: Any) -> dict[str, str]:

@@ -37,6 +37,14 @@ def output_of(manifest: Manifest) -> dict[str, Any]:
     return dict(manifest.extra.get(_OUTPUT, {}))
 
 
+def _as_named(folder: str, output_dir: str) -> str:
+    """The folder with the name that the script gives it, which may be relative, if it lies in the output folder."""
+    inside = os.path.relpath(os.path.realpath(folder), os.path.realpath(output_dir))
+    if inside == os.curdir:
+        return output_dir
+    return folder if inside.startswith(os.pardir) else os.path.join(output_dir, inside)
+
+
 class Keeper:
     """Carries out ``save_total_limit`` and all that concerns the best checkpoint."""
 
@@ -45,7 +53,9 @@ class Keeper:
         self._saver = saver
         self._session = session
         self._backend = session.backends[0]
-        self.run_dir = self._backend.root if isinstance(self._backend, LocalBackend) else self._backend.uri
+        self.run_dir = self._backend.uri
+        if isinstance(self._backend, LocalBackend):
+            self.run_dir = _as_named(self._backend.root, trainer.args.output_dir)
         """Where the Trainer is told that its checkpoints lie."""
         asked = any(os.environ.get(variable) for variable in settings_table()["keep"].env)
         self._limit = settings.keep if asked else None

@@ -60,8 +60,10 @@ class TrainerFiles:
         writes for all. ``together``: all ranks are here, so that they may talk. ``full``: also what the script left
         out with ``save_only_model``. ``arena``: copy everything out of training's way.
         """
-        folder = tempfile.mkdtemp(prefix="holdfast-", dir=self._scratch)
-        keep = _Folder(folder)
+        keep = _Folder(tempfile.mkdtemp(prefix="holdfast-", dir=self._scratch))
+        # Model cards are named after the output folder.
+        folder = os.path.join(keep.path, os.path.basename(os.path.abspath(self._trainer.args.output_dir)) or "output")
+        os.mkdir(folder)
         name = f"checkpoint-{point.step}"
         with (
             _quietly(),
