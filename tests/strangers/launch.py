@@ -84,26 +84,27 @@ def _script(script: str, args: list[str]) -> None:
 
 
 class Launcher:
-    """Starts attempts; keeps one fork server for each set of preloaded modules."""
+    """Starts attempts; keeps one fork server for each set of preloaded modules and variables."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, ForkServer] = {}
+        self._servers: dict[tuple[object, ...], ForkServer] = {}
 
     def start(self, row: Row, folder: Path, logs: Path, env: dict[str, str]) -> Attempt:
         """Start one attempt of ``row`` in ``folder``; ``logs`` is an empty folder for what it prints."""
         if row.command:
             return Interpreter(row, folder, logs, env)
-        return Forked(self._server(row.preload), row, folder, logs, env)
+        return Forked(self._server(row), row, folder, logs, env)
 
     def close(self) -> None:
         for server in self._servers.values():
             server.close()
 
-    def _server(self, modules: str) -> ForkServer:
-        if modules not in self._servers:
-            env = {**clean_environment(), "HOLDFAST_ENABLED": "0"}
-            self._servers[modules] = ForkServer(__name__, env, options={"modules": modules})
-        return self._servers[modules]
+    def _server(self, row: Row) -> ForkServer:
+        key = (row.preload, *sorted(row.env.items()))
+        if key not in self._servers:
+            env = {**clean_environment(), **row.env, "HOLDFAST_ENABLED": "0"}
+            self._servers[key] = ForkServer(__name__, env, options={"modules": row.preload})
+        return self._servers[key]
 
 
 class Attempt:
