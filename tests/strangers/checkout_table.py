@@ -80,7 +80,7 @@ def _line(result: Result) -> str:
     row = result.row
     where = f"in {row.folder}: " if row.folder else ""
     command = f"{where}`{shlex.join(row.command)}`" if row.command else ""
-    outcome = result.outcome.splitlines()[0]
+    outcome = _short(re.sub(r"(?<![\w.~])(/[\w.-]+){2,}/", "…/", result.outcome.splitlines()[0]))
     if not result.problems and row.verdict is Verdict.UNPROTECTED:
         outcome += f": “{_said(result)}”"
     if not result.problems and row.idiom and not row.not_run:
@@ -90,8 +90,11 @@ def _line(result: Result) -> str:
 
 def _said(result: Result) -> str:
     """The message that the row's verdict asks for."""
-    said = next((line for line in result.said if re.search(result.row.says, line)), "")
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+    return _short(next((line for line in result.said if re.search(result.row.says, line)), ""))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _cell(text: str) -> str:

@@ -6,7 +6,6 @@
 import sys
 
 import numpy as np
-
 from mnist_digits import images
 
 if __name__ == "__main__":

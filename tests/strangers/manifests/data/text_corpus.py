@@ -1,4 +1,4 @@
-"""A corpus of sentences with a simple grammar: ``text_corpus.py FILE [LINES]``."""
+"""A corpus of sentences with a simple grammar: ``text_corpus.py FILE [LINES [LAST_LINE]]``."""
 
 import random
 import sys
@@ -13,4 +13,4 @@ if __name__ == "__main__":
     draw = random.Random(f"{path.name} {lines}")
     path.parent.mkdir(parents=True, exist_ok=True)
     text = (" ".join(draw.choice(words) for words in (SUBJECTS, VERBS, OBJECTS)) for _ in range(lines))
-    path.write_text("".join(f" {line} .\n" for line in text))
+    path.write_text("".join(f" {line} .\n" for line in (*text, *sys.argv[3:])))
