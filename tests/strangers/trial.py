@@ -91,7 +91,7 @@ class Trial:
             "STRANGERS_POINT": point,
         }
         if self._row.seed:
-            env["STRANGERS_SEED"] = str(attempt)
+            env["STRANGERS_SEED"] = str(1 if self._row.verdict is Verdict.UNPROTECTED else attempt)
         return self._launcher.start(self._row, work / self._row.folder, logs, env)
 
     def _prepare(self, work: Path) -> None:
