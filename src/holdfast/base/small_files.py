@@ -6,7 +6,7 @@ Guarantees, of every function here:
 - It follows no link in the last part of a path (:func:`open_below`: in no part below the folder), and what it checks
   is the descriptor that it reads from, so that nothing can be put in its place in between.
 - It reads no more than a limit that the caller names. A larger file is refused, not cut.
-- With ``own``, the file belongs to this user or to root.
+- With ``own``, the file belongs to this user or to root, and nobody else can write it.
 
 A refusal is :class:`RefusedFileError`, an OSError: whoever can do without the file treats it as one that is missing.
 """
@@ -48,6 +48,8 @@ def open_regular(path: str | os.PathLike[str], *, own: bool = False, dir_fd: int
             raise RefusedFileError(f"{os.fspath(path)} is not a regular file")
         if own and found.st_uid not in (os.geteuid(), 0):
             raise RefusedFileError(f"{os.fspath(path)} belongs to another user ({found.st_uid})")
+        if own and found.st_mode & 0o022:
+            raise RefusedFileError(f"{os.fspath(path)} can be written by other users")
         return fd
     except BaseException:
         os.close(fd)

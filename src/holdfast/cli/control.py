@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import time
 from typing import Annotated
 
 import typer
 
 from holdfast.base.clock import Deadline
-from holdfast.cli.output import PROBLEM, Json, emit, guarded, human_seconds, say
+from holdfast.cli.output import PROBLEM, USAGE, Json, emit, fail, guarded, human_seconds, note, say
 from holdfast.cli.ray import run_of_workers
 from holdfast.cli.run import supervise
 from holdfast.config import parse_duration
 from holdfast.errors import ConfigError
-from holdfast.launch import control, rehearsal
+from holdfast.launch import control, own_starts, rehearsal
 from holdfast.launch.control import Answer
+from holdfast.launch.records import LaunchSpec
 from holdfast.launch.rehearsal import Outcome
 from holdfast.launch.runs import resolve, resolve_soon
 
@@ -37,7 +40,11 @@ RESUME_HELP = """Go on with a paused run.
 
 If its launcher is gone, after a reboot or a closed terminal, the run is started again the way it was started first.
 
-Exit codes: 0 goes on (started again: as holdfast run), 3 no such run, 4 it runs without a launcher of holdfast."""
+A run that you did not start from this machine, such as one in an unpacked archive, is shown first, and started after
+you said so, or with --yes.
+
+Exit codes: 0 goes on (started again: as holdfast run), 2 not without --yes, 3 no such run, 4 it runs without a launcher
+of holdfast."""
 
 PREEMPT_HELP = """Rehearse a preemption: send a signal to ranks of a live run and show what it cost.
 
@@ -84,6 +91,9 @@ def resume(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings.")] = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No status line.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Run the command of a record that you did not write on this machine.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     place = resolve(run)
@@ -97,6 +107,9 @@ def resume(
             say(f"{place.location} {'goes on' if answer.changed else 'is running already'}")
         return
     spec = answer.spec
+    if answer.record is not None:
+        _ask_about(answer.record, spec, yes=yes, as_json=as_json)
+        own_starts.remember(place.home, spec)  # it is this user's word now, for a start in the background too
     if detach:
         pid = control.detach(place)
         if as_json:
@@ -106,6 +119,23 @@ def resume(
             say(f"{place.location} goes on in the background, process {pid}; its output is in {log}")
         return
     raise typer.Exit(supervise(spec, quiet=quiet, progress=not no_progress, as_json=as_json))
+
+
+def _ask_about(record: str, spec: LaunchSpec, *, yes: bool, as_json: bool) -> None:
+    """Show the start of a run that came from elsewhere; returns if the person wants it."""
+    workers = "" if spec.workers is None else f"-n {spec.workers} "
+    note(f"{record} says how this run is started, and not you from this machine. It would run, in {spec.cwd}:")
+    note(f"  {shlex.join([*workers.split(), *spec.program])}")
+    for name, value in sorted({**spec.environ, **spec.settings}.items()):
+        note(f"  with {name}={value}")
+    if spec.dir is not None:
+        note(f"  with --dir {spec.dir}")
+    if yes:
+        return
+    if not sys.stdin.isatty() or as_json:
+        fail("give --yes to run it, or start the run with holdfast run", "usage", USAGE, as_json=as_json)
+    if not typer.confirm("Run it?", err=True):
+        raise typer.Exit(PROBLEM)
 
 
 @guarded

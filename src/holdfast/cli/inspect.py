@@ -35,11 +35,11 @@ SHOW_HELP = """Show a run (attempts, interruptions, where its time went) or one 
 Exit codes: 0 fine, 1 the checkpoint is damaged, 3 no such run or checkpoint."""
 
 
-def all_rows(run: RunPlace) -> tuple[list[dict[str, Any]], list[str]]:
+def all_rows(run: RunPlace, *, fallback: bool = True) -> tuple[list[dict[str, Any]], list[str]]:
     """Checkpoints of all locations of a run, newest first, and what could not be read."""
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
-    for order, backend in enumerate(run.backends()):
+    for order, backend in enumerate(run.backends() if fallback else run.backends()[:1]):
         try:
             rows += rows_of(backend, fallback=order > 0)
         except StoreError as error:

@@ -53,6 +53,9 @@ Exit codes: 0 all is whole, 1 something is not, 3 there is nothing to verify."""
 
 PRUNE_HELP = """Remove checkpoints. The newest whole one stays, except with --all.
 
+Of the location that was named alone: what the run's own records name as its fallback is another folder, which goes
+with --fallback only, after a line that says where it is.
+
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such run, 4 a live run writes there."""
 
 
@@ -173,6 +176,7 @@ def prune(
     keep: Annotated[int | None, typer.Option("--keep", min=1, help="Keep so many of the newest whole ones.")] = None,
     leftovers: Annotated[bool, typer.Option("--unfinished", help="Remove what was never committed.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Remove all checkpoints, the last one too.")] = False,
+    fallback: Annotated[bool, typer.Option("--fallback", help="In the run's fallback location too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
@@ -180,7 +184,13 @@ def prune(
     if (keep is not None) + everything + leftovers == 0 or (everything and keep is not None):
         raise ConfigError("say what to remove: --keep N, --unfinished, or --all")
     place = resolve(run)
-    doomed = _doomed(place, keep, leftovers, everything)
+    backends = place.backends()
+    doomed = _doomed(place, keep, leftovers, everything, fallback)
+    for backend in backends[1:]:
+        if not fallback:
+            note(f"the fallback {backend.uri} is left alone; --fallback removes there, too")
+        elif there := [row["name"] for row in doomed if row["location"] == backend.uri]:
+            note(f"in the fallback {backend.uri}, too: {', '.join(there)}")
     if dry_run or not doomed:
         _report(place, doomed, removed=False, as_json=as_json)
         return
@@ -192,15 +202,17 @@ def prune(
             fail(f"this would remove {names}; give --yes to do it", "usage", USAGE, as_json=as_json)
         if not typer.confirm(f"Remove {names} from {place.location}?", err=True):
             raise typer.Exit(PROBLEM)
-    for backend in place.backends():
+    for backend in backends if fallback else backends[:1]:
         if any(row["location"] == backend.uri for row in doomed):
             _remove(backend, keep, leftovers, everything)
     _report(place, doomed, removed=True, as_json=as_json)
 
 
-def _doomed(place: RunPlace, keep: int | None, leftovers: bool, everything: bool) -> list[dict[str, Any]]:
+def _doomed(
+    place: RunPlace, keep: int | None, leftovers: bool, everything: bool, fallback: bool
+) -> list[dict[str, Any]]:
     """What would go, as ``ls`` describes it."""
-    rows, problems = all_rows(place)
+    rows, problems = all_rows(place, fallback=fallback)
     if problems:
         raise StoreError(problems[0])
     if everything:

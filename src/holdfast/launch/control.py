@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from holdfast.base.clock import Deadline
 from holdfast.base.run_directory import LAUNCH
 from holdfast.errors import HoldfastError, LocationBusyError
-from holdfast.launch import procs
-from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, ask, read_launch
+from holdfast.launch import own_starts, procs
+from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, LaunchSpec, ask, read_launch
 from holdfast.launch.runs import RunPlace
 from holdfast.progress import goodput
 from holdfast.store.checkpoints import whole
@@ -28,6 +28,16 @@ _BEHIND_S = 2.0
 
 class NotLiveError(HoldfastError, LookupError):
     """Nothing of the run is alive on this machine, so there is nobody to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """How a run that has no launcher any more is started again, by whoever asked."""
+
+    spec: LaunchSpec
+    step: int | None
+    record: str | None
+    """The file that says so, where it is not this user's own word: to be shown, and asked for, before it is run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,7 @@ def _stop_ranks(run: RunPlace, attempt: Attempt | None, timeout_s: float) -> Ans
     return Answer("stopped", saved_step(run), changed=True)
 
 
-def resume(run: RunPlace, timeout_s: float = 30.0) -> Answer | Launch:
+def resume(run: RunPlace, timeout_s: float = 30.0) -> Answer | Restart:
     """Ask a paused launcher to go on. Without one: how to start the run again, for the caller to do.
 
     Ranks of a launcher that was killed get the time to save first.
@@ -141,21 +151,16 @@ def resume(run: RunPlace, timeout_s: float = 30.0) -> Answer | Launch:
         raise LocationBusyError(f"{run.location} is running, without a launcher of holdfast")
     if last is None:
         raise NotLiveError(f"{run.location} was not started with holdfast run: start its own command again")
-    _check_trust(run.home)
     if run.state() == "complete":
         rows = goodput(run.journal()).rows
         return Answer("complete", rows[-1].last_step if rows else None, changed=False)
-    return last
-
-
-def _check_trust(home: str) -> None:
-    """What ``launch.json`` says is going to be run: only its owner may have written it."""
-    stat = os.stat(os.path.join(home, LAUNCH))
-    if stat.st_uid != os.getuid() or stat.st_mode & 0o022:
-        raise HoldfastError(
-            f"{os.path.join(home, LAUNCH)} belongs to another user or can be written by one: its command is not run. "
-            f"Start the run with holdfast run"
-        )
+    spec = own_starts.recall(run.home)
+    if spec is not None:
+        return Restart(spec, last.step, None)
+    try:
+        return Restart(own_starts.of_elsewhere(run.home), last.step, os.path.join(run.home, LAUNCH))
+    except (OSError, ValueError) as error:
+        raise HoldfastError(f"{error}: its command is not run. Start the run with holdfast run") from None
 
 
 def detach(run: RunPlace, timeout_s: float = 30.0) -> int:

@@ -20,7 +20,7 @@ from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, CONTROL, LAUNCH
 from holdfast.base.small_files import read_json
 from holdfast.base.words import LONGEST_TEXT
-from holdfast.config import parse_duration
+from holdfast.config import parse_duration, settings_table
 from holdfast.launch import procs
 from holdfast.recorder.boxes import folder, last_step
 
@@ -103,6 +103,15 @@ def _moment(value: object) -> float:
 # ---------------------------------------------------------------------- launch.json and control.json
 
 
+CARRIED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
+"""Variables besides the settings that decide how a run behaves, and that a later start takes over."""
+
+
+def carried_names() -> set[str]:
+    """The variables that a record of a start may set."""
+    return {name for setting in settings_table().values() for name in setting.env} | set(CARRIED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """How a run is started. Kept in ``launch.json``, so that it can be started again after a reboot."""
@@ -135,6 +144,8 @@ class LaunchSpec:
         texts = [*spec.program, spec.cwd, *(text for text in (spec.workers, spec.dir) if text is not None)]
         for table in (spec.settings, spec.environ):
             texts += [*table.keys(), *table.values()]
+        if not {*spec.settings, *spec.environ} <= carried_names():
+            raise ValueError("not the record of a start: it sets other variables")
         counts = isinstance(spec.max_restarts, int) and isinstance(spec.fresh, bool)
         if not spec.program or not counts or not isinstance(spec.program, list):
             raise ValueError("not the record of a start")

@@ -20,7 +20,7 @@ from holdfast.base.process import Owner
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, LAUNCH, home_of
 from holdfast.base.small_files import RefusedFileError, read_json
 from holdfast.config import settings_table
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.launch import procs
 from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_launch
 from holdfast.progress import ProgressFileError, read_journal, read_progress
@@ -79,9 +79,14 @@ class RunPlace:
         """The location, then the fallback if the run had one or the environment names one."""
         backends = [open_backend(self.location)]
         attempt = self.attempt()
-        fallback = (attempt.fallback if attempt else None) or _first(self.environ, "fallback")
+        recorded = attempt.fallback if attempt else None
+        fallback = recorded or _first(self.environ, "fallback")
         if fallback and fallback != backends[0].uri:
-            backends.append(open_backend(fallback))
+            try:
+                backends.append(open_backend(fallback))
+            except ConfigError:
+                if fallback != recorded:  # a record may be of somebody else, and name anything
+                    raise
         return backends
 
     @property

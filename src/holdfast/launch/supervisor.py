@@ -43,7 +43,7 @@ from holdfast.base.run_directory import home_of
 from holdfast.base.small_files import read_json
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, LocationBusyError
-from holdfast.launch import procs
+from holdfast.launch import own_starts, procs
 from holdfast.launch.family import Family
 from holdfast.launch.outcome import Ended, Verdict, exit_code, judge, what_happened, what_is_saved
 from holdfast.launch.records import (
@@ -53,6 +53,7 @@ from holdfast.launch.records import (
     Attempt,
     Launch,
     LaunchSpec,
+    carried_names,
     read_attempt,
     read_launch,
     read_request,
@@ -77,14 +78,10 @@ _WARNINGS = {
 }
 _LAUNCHER_RANK = -1
 
-CARRIED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG")
-"""Variables besides the settings that decide how a run behaves, and that a later start takes over."""
-
 
 def carried_environ() -> dict[str, str]:
     """What of this environment has to be the same when the run is started again."""
-    settings = settings_table()
-    names = {name for key in settings.keys() - {"resume"} for name in settings[key].env} | set(CARRIED)
+    names = carried_names() - set(settings_table()["resume"].env)
     return {name: value for name, value in os.environ.items() if name in names}
 
 
@@ -446,6 +443,7 @@ class Supervisor:
                 control=self._request,
                 **values,
             )
+            own_starts.remember(self.place.home, launch.spec)
             try:
                 launch.write(self.place.home)
             except OSError as error:
