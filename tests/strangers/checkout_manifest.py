@@ -260,6 +260,7 @@ _FIELDS = {
     "env": _Kind("a table of texts, such as { PYTHONPATH = 'src' }", _variables),
     "seed": _Kind("true or false", _flag),
     "lines": _PATTERN,
+    "leave_out": _PATTERNS,
     "unordered": _Kind("true or false", _flag),
     "ignore": _PATTERNS,
     "ignore_files": _Kind("a list of patterns of file names, such as ['runs/*']", _texts),

@@ -20,8 +20,9 @@ _TEXT = (".txt", ".csv", ".json", ".jsonl", ".log", ".yaml", ".md", ".tsv")
 class Text:
     """Makes lines of two runs comparable: working folders and what the row ignores are taken out."""
 
-    def __init__(self, ignore: Iterable[str], lines: str = "") -> None:
+    def __init__(self, ignore: Iterable[str], lines: str = "", leave_out: Iterable[str] = ()) -> None:
         self._ignore = [re.compile(pattern) for pattern in ignore]
+        self._leave_out = [re.compile(pattern) for pattern in leave_out]
         self._lines = re.compile(lines)
 
     def line(self, line: str, folder: Path) -> str:
@@ -30,9 +31,14 @@ class Text:
             line = pattern.sub("~", line)
         return line.rstrip()
 
+    def all(self, lines: Iterable[str], folder: Path) -> list[str]:
+        """The lines but those that are left out."""
+        kept = (line for line in lines if not any(pattern.search(line) for pattern in self._leave_out))
+        return [self.line(line, folder) for line in kept]
+
     def evidence(self, lines: Iterable[str], folder: Path) -> list[str]:
         """The lines that count."""
-        return [self.line(line, folder) for line in lines if self._lines.search(line)]
+        return self.all((line for line in lines if self._lines.search(line)), folder)
 
 
 def lines_differ(expected: Sequence[str], found: Sequence[str]) -> str:

@@ -55,6 +55,8 @@ class Row:
     """Pattern of what an attempt writes that resumes."""
     lines: str = ""
     """Pattern of the printed lines that are compared; empty: all."""
+    leave_out: tuple[str, ...] = ()
+    """Patterns of printed lines that do not count: bars, and what holdfast says in a script's own log."""
     unordered: bool = False
     """Several processes print: their lines come in any order."""
     ignore: tuple[str, ...] = DURATIONS

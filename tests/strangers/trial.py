@@ -57,7 +57,7 @@ class Trial:
     def __init__(self, launcher: Launcher, row: Row, folder: Path, *, seed: int = 0, points: int = 1) -> None:
         self._launcher, self._row, self._folder = launcher, row, folder
         self._seed, self._points = seed, points
-        self._text = Text(row.ignore, row.lines)
+        self._text = Text(row.ignore, row.lines, row.leave_out)
         self.result = Result(row)
 
     def run(self) -> Result:
@@ -143,7 +143,7 @@ class Trial:
         if found.orphans:
             harm.append("it leaves processes behind")
         for rank, (one, other) in enumerate(zip(expected.printed, found.printed, strict=True)):
-            lines = [[self._text.line(line, folder) for line in lines] for lines, folder in ((one, off), (other, on))]
+            lines = [self._text.all(lines, folder) for lines, folder in ((one, off), (other, on))]
             if row.unordered:
                 lines = [sorted(each) for each in lines]
             difference = lines_differ(*lines)
