@@ -22,6 +22,10 @@ from holdfast.base import patching
 from holdfast.base.patching import PatchSet
 
 
+_CACHE = ".__slotnames__"
+"""Python leaves it on each class of which an object has been copied."""
+
+
 def owner_of(target: str) -> tuple[Any, str]:
     """What holds the name that a target names last, and the name."""
     module, _, path = target.partition(":")
@@ -65,7 +69,7 @@ def snapshot(tables: Iterable[PatchSet]) -> dict[str, Any]:
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Names of what is another object than before."""
     nothing = object()
-    names = dict.fromkeys([*before, *after])
+    names = [name for name in dict.fromkeys([*before, *after]) if not name.endswith(_CACHE)]
     return sorted(name for name in names if before.get(name, nothing) is not after.get(name, nothing))
 
 

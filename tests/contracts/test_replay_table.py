@@ -271,14 +271,16 @@ def found(target: str) -> Any:
 
 
 def test_a_replay_takes_back_what_it_replaces_also_while_an_answer_is_computed() -> None:
+    from holdfast.adapters.replay.files import Files
     from holdfast.adapters.replay.outputs import Outputs
     from holdfast.adapters.replay.reads import Reading, Seen
 
     before = snapshot([*TABLES])
-    outputs, reading = Outputs(), Reading(Seen())
+    outputs, reading, files = Outputs(), Reading(Seen()), Files()
     inside = []
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2))
     model.register_forward_hook(lambda *_: inside.append(getattr(torch.nn.Module.__call__, MARK, None)))
+    files.begin("", again=False)
     outputs.begin()
     reading.begin()
     assert model(torch.ones(3, 2)).shape == model(torch.ones(3, 2)).shape == (3, 2)
@@ -287,6 +289,7 @@ def test_a_replay_takes_back_what_it_replaces_also_while_an_answer_is_computed()
     assert ("safetensors.torch" not in sys.modules) or getattr(found(SAFETENSORS.targets[0]), MARK)
     reading.end()
     outputs.end()
+    files.end()
     assert differences(before, snapshot([*TABLES])) == []
 
 

@@ -14,7 +14,7 @@ from ray.train.torch.train_loop_utils import _WrappedDataLoader
 from holdfast.adapters.ray.patches import RAY
 from holdfast.adapters.replay.loaders import register_loader
 from holdfast.adapters.replay.loop import fits
-from holdfast.adapters.replay.passes import plain_view
+from holdfast.adapters.replay.views import plain_view
 from holdfast.torch import rng
 from holdfast.torch.data.batches import Batches, Mark
 

@@ -68,6 +68,9 @@ class Events:
         self._stepped: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         """The number of each optimizer that has stepped, in the order of their first steps."""
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Loaders that gave the last batch before a step,"""
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()
+        """and those that gave a batch for one, each beside others say."""
         self._evaluated: weakref.WeakSet[Any] = weakref.WeakSet()
         self._looked = -1
         self._epochs_done: int | None = None
@@ -161,7 +164,7 @@ class Events:
         self._attend()
 
     def _evaluates(self, one: Pass) -> bool:
-        if one.trains or one.loader in self._trained:
+        if one.trains or one.loader in self._trained or one.loader in self._used:
             return False
         main = self.loop.main
         return (main is not None and not main.training) or (bool(self._trained) and one.loader in self._evaluated)
@@ -172,7 +175,8 @@ class Events:
         loop = self.loop
         loop.end_pass(one)
         if not one.trains:
-            self._evaluated.add(one.loader)
+            if one.loader not in self._used:
+                self._evaluated.add(one.loader)
             return
         epoch, passes, _ = loop.place
         loop.place = (epoch + 1, passes, {})
@@ -204,7 +208,7 @@ class Events:
             self.busy = False
         trace.fetch(one.number)
         self.loop.latest = one.reference
-        self.fetched = True
+        self.fetched = one.fresh = True
         self._checked(replay.check_ahead, trace)
         return batch
 
@@ -306,6 +310,10 @@ class Events:
         if latest is not None and not latest.trains:
             latest.trains = True
             self._trained.add(latest.loader)
+        for one in self.loop.open_passes():
+            if one.fresh:
+                one.fresh = False
+                self._used.add(one.loader)
 
     def _complete(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped, and its scaler with it."""
@@ -394,7 +402,11 @@ class Events:
         if replay is None or not replay.is_here(side, self.trace):
             return False
         assert self.host is not None
-        self._checked(replay.arrive, self.loop, self.trace)
+        self.busy = True  # workers of loaders are started
+        try:
+            self._checked(replay.arrive, self.loop, self.trace)
+        finally:
+            self.busy = False
         self._files.arrive()
         self._replay, self.replaying = None, False
         self._looked = self.registry.version

@@ -25,6 +25,7 @@ from holdfast.adapters.replay.frames import LIMIT, Frames, Noted, Variables
 from holdfast.adapters.replay.objects import Registry
 from holdfast.adapters.replay.reads import Seen, read_mirror
 from holdfast.adapters.replay.trace import AFTER, Trace, table_of
+from holdfast.adapters.replay.views import idle_workers
 from holdfast.adapters.replay.walk import addresses
 from holdfast.config import Settings
 from holdfast.engine.saving import Files
@@ -66,6 +67,8 @@ class Pass:
         self.held: Any = None
         """and the one before the last point: loaders that fetch ahead hold it back."""
         self.ended = False
+        self.fresh = False
+        """Whether a batch was fetched since the last step, but for evaluations."""
         self.trains = False
         """Whether an optimizer has stepped since its last batch was fetched, ever."""
 
@@ -110,6 +113,8 @@ class Followed(Loop):
         """Called as a save begins."""
         self.recalled: dict[str, Any] = {}
         """and what it said at the save that this process goes on from."""
+        self._unknown_workers = False
+        """Whether the last save could not tell the random state of workers that wait for a pass."""
         self._cut: list[str] = []
         """Variables of the script that the last save could not hold, in words."""
         self.behind = False
@@ -235,6 +240,20 @@ class Followed(Loop):
         """A pass is about to begin: what feeds it has not been asked yet."""
         self.feeds.begin_pass(loader, number, {*self._since, *(one.number for one in self.open_passes())})
 
+    def _closed_states(self) -> dict[str, Any]:
+        """What loaders that no pass is open of keep for their next one: their generators, and persistent workers."""
+        closed = {str(number): loader for number, loader in self.closed_loaders().items()}
+        workers = {number: idle for number, loader in closed.items() if (idle := idle_workers(loader)) is not None}
+        if not all(idle.known for idle in workers.values()):
+            self._unknown_workers = True
+        return {
+            "generators": {
+                number: [generator.get_state() for generator in _generators(loader)]
+                for number, loader in closed.items()
+            },
+            "idle": {number: idle.tree() for number, idle in workers.items()},
+        }
+
     def begin_pass(self, one: Pass) -> None:
         self.loaders[one.loader] = one.number
         self.passes = [*(ref for ref in self.passes if ref() is not None), weakref.ref(one)]
@@ -260,6 +279,7 @@ class Followed(Loop):
             "table": table_of(self.trace.table),
             "start": self.start,
             "birth": self.birth,
+            **self._closed_states(),
         }
         self.box.leave("position", write_tree(base))
 
@@ -280,10 +300,8 @@ class Followed(Loop):
 
     def _own_tree(self, record: Record | None) -> dict[str, Any]:
         side, events, digest, step, seen, passes = self._point
-        generators = {
-            str(number): [generator.get_state() for generator in _generators(loader)]
-            for number, loader in self.closed_loaders().items()
-        }
+        self._unknown_workers = False
+        closed = self._closed_states()
         open_now = {one.number: (one.batches, one.held) for one in self.open_passes() if one.batches is not None}
         variables = self._variables_now()
         self._tell_what_is_cut(variables.cut)
@@ -302,7 +320,7 @@ class Followed(Loop):
                 "gradients": self._gradients(),
                 "fetches": self.fetches,
                 "held": {str(number): held for number, (_, held) in going_on.items() if self.ahead() and fits(held)},
-                "generators": generators,
+                **closed,
                 "feeds": self.feeds.tree(going_on),
                 "start": self.start,
                 "birth": self.birth,
@@ -326,6 +344,8 @@ class Followed(Loop):
                 f"tensors of the script may have changed since step {self.step}, and what followed it runs again"
             )
         own_inexact = [f"variables of rank {self.rank}: {what}" for what in self._cut]
+        if self._unknown_workers:
+            own_inexact.append(f"how far idle persistent workers of rank {self.rank} have drawn is unknown")
         return dataclasses.replace(files, own_inexact=own_inexact)
 
     def _rests(self) -> bool:
@@ -471,7 +491,8 @@ class Followed(Loop):
                 "variables": {},
                 "fetches": self.fetches,
                 "held": {},
-                "generators": {},
+                "generators": base["generators"],
+                "idle": base["idle"],
                 "start": base["start"],
                 "birth": base["birth"],
                 "exact": False,

@@ -11,12 +11,9 @@ from holdfast.adapters.replay.loaders import kind_of
 from holdfast.adapters.replay.loop import Followed, Pass
 from holdfast.adapters.replay.nested import clone_batch
 from holdfast.adapters.replay.trace import Trace
-from holdfast.base.attached import attach, attached
+from holdfast.adapters.replay.views import plain_view
 from holdfast.torch.data.batches import Batches
-from holdfast.torch.data.stateful import is_stateful_dataloader
 from holdfast.torch.data.workers import loader_like
-
-_VIEW = "_holdfast_view"
 
 
 class Guide(Protocol):
@@ -56,12 +53,12 @@ class Watched(Pass):
     def open(self, position: dict[str, Any] | None = None) -> None:
         """From now on batches are real."""
         guide = self._guide
-        guide.busy = True
+        busy, guide.busy = guide.busy, True
         try:
             kind = kind_of(self.loader)
             self.batches = kind.batches(self.loader, position) if kind else Batches(plain_view(self.loader), position)
         finally:
-            guide.busy = False
+            guide.busy = busy
 
     def __next__(self) -> Any:
         guide = self._guide
@@ -86,24 +83,10 @@ class Watched(Pass):
         self.last = batch
         loop.latest = self.reference
         if not loop.resting:
-            guide.fetched = True
+            guide.fetched = self.fresh = True
         if batches.delivered == 1:
             loop.leave_base()
         return batch
-
-
-def plain_view(loader: Any) -> Any:
-    """A loader that :class:`Batches` can continue at any batch: subclasses of DataLoader as far as possible."""
-    if type(loader) is DataLoader or is_stateful_dataloader(loader) or not issubclass(type(loader), DataLoader):
-        return loader
-    own = ("_get_iterator", "_auto_collation", "_index_sampler")
-    if any(getattr(type(loader), name) is not getattr(DataLoader, name) for name in own):
-        return loader
-    view = attached(loader, _VIEW)
-    if view is None:
-        view = loader_like(loader, DataLoader, {})
-        attach(loader, _VIEW, view)
-    return view
 
 
 class Samples:

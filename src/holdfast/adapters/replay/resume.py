@@ -15,9 +15,11 @@ from holdfast.adapters.replay.outputs import Outputs
 from holdfast.adapters.replay.passes import Samples, Watched
 from holdfast.adapters.replay.provenance import Birth
 from holdfast.adapters.replay.trace import Recorded, Trace, astray
+from holdfast.adapters.replay.views import plain_view
 from holdfast.errors import StateError, StoreError
 from holdfast.torch import rng
 from holdfast.torch.data.batches import _set_generators
+from holdfast.torch.data.idle import IdleWorkers
 from holdfast.torch.restore import DIED_WITH_IT, Contents
 from holdfast.torch.state import RUN, Objects, tree_of
 
@@ -169,6 +171,9 @@ class Replay:
         for number, states in self.saved["generators"].items():
             if int(number) in closed:
                 _set_generators(closed[int(number)], states)
+        for number, workers in self.saved.get("idle", {}).items():
+            if int(number) in closed:
+                IdleWorkers.put_back(plain_view(closed[int(number)]), workers)
         passes = {str(one.number): one for one in loop.open_passes()}
         positions = self._mine["positions"]
         missing = sorted(positions.keys() - passes.keys(), key=int)
