@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.locations import without_secrets
 
 STOP_AT = "_HOLDFAST_STOP_AT"
 """Variable of ``holdfast check`` alone: the step at which its notice comes."""
@@ -211,6 +212,10 @@ def _setting(
     default: Any, parse: Callable[[Any], Any], *env: str, meaning: str, unit: str = "", shown_default: str | None = None
 ) -> Any:
     return field(default=default, metadata={"setting": Setting(env, parse, meaning, unit, shown_default)})
+
+
+LOCATIONS = ("dir", "fallback")
+"""Settings that are locations. They hold no credentials, whatever was given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,6 +432,12 @@ class Settings:
         meaning="Keep what a surviving replica needs to save the run when another rank is killed.",
     )
 
+    def __post_init__(self) -> None:
+        for name in LOCATIONS:
+            location = getattr(self, name)
+            if location is not None:
+                object.__setattr__(self, name, without_secrets(location))
+
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
         """Settings from arguments (None: not given), the environment and the defaults."""
@@ -449,7 +460,7 @@ class Settings:
             try:
                 values[name] = setting.parse(value)
             except (ValueError, TypeError) as error:
-                raise ConfigError(f"{origin}={value!r} is not accepted; it must be {error}") from None
+                raise ConfigError(f"{origin}={_shown(value)} is not accepted; it must be {error}") from None
             if name == "save_every":
                 interval = str(value).strip()
                 bare_interval = origin == "CHECKPOINT_INTERVAL" and interval.isdigit()
@@ -468,6 +479,10 @@ class Settings:
 
     def replace(self, **changes: Any) -> Settings:
         return dataclasses.replace(self, **changes)
+
+
+def _shown(value: Any) -> str:
+    return repr(without_secrets(value) if isinstance(value, str) else value)
 
 
 def _by_strategy(strategy: str, every: Every, interval: str, bare: bool) -> Every:
@@ -489,6 +504,12 @@ def _by_strategy(strategy: str, every: Every, interval: str, bare: bool) -> Ever
 def _other_interval(strategy: str, wanted: str, interval: str) -> ConfigError:
     also = f", and not {interval!r}, which is enough without CHECKPOINT_STRATEGY" if interval else ""
     return ConfigError(f"CHECKPOINT_STRATEGY={strategy!r} needs CHECKPOINT_INTERVAL, {wanted}{also}")
+
+
+def without_credentials(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of some variables in which no location holds credentials."""
+    names = {variable for name in LOCATIONS for variable in settings_table()[name].env}
+    return {name: without_secrets(value) if name in names else value for name, value in environ.items()}
 
 
 def settings_table() -> dict[str, Setting]:

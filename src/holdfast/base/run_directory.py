@@ -10,6 +10,7 @@ import os
 import sys
 
 import _holdfast_startup
+from holdfast.locations import without_secrets
 
 JOURNAL = "journal.jsonl"
 ATTEMPT = "attempt.json"
@@ -44,6 +45,7 @@ def home_of(location: str) -> str:
     scheme, separator, rest = location.partition("://")
     if not separator or scheme == "file":
         return os.path.join(os.path.abspath(os.path.expanduser(rest if separator else location)), ".holdfast")
+    location = without_secrets(location)
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    name = location.split("?")[0].rstrip("/").rpartition("/")[2] or "run"
+    name = location.rstrip("/").rpartition("/")[2] or "run"
     return os.path.join(state, "holdfast", f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:12]}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import ConfigError
+from holdfast.locations import without_secrets
 from holdfast.store import SCHEMES
 
 MOUNT = "/mnt/kubeflow-checkpoints"
@@ -80,10 +81,8 @@ def parse_output(value: Any) -> Output:
         return Output(value, claim, path.strip("/"))
     if scheme not in _OBJECTS:
         raise ConfigError(f"output_dir: {value!r} has the scheme {scheme!r}, which is not known; it must be {ACCEPTED}")
-    if "@" in rest.split("/")[0]:
-        raise ConfigError(
-            f"output_dir: {scheme}://***@… holds credentials; give them in a secret and name it with secret_name"
-        )
+    if (shown := without_secrets(value)) != value:
+        raise ConfigError(f"output_dir: {shown} is given with credentials; give them in a secret, named by secret_name")
     if not rest.split("/")[0]:
         raise ConfigError(f"output_dir: {value!r} names no bucket; it must be {scheme}://<bucket>/<prefix>")
     return Output(value.rstrip("/"))

@@ -22,6 +22,7 @@ from holdfast.base.small_files import read_json
 from holdfast.base.words import LONGEST_TEXT
 from holdfast.config import parse_duration, settings_table
 from holdfast.launch import procs
+from holdfast.locations import without_secrets
 from holdfast.recorder.boxes import folder, last_step
 
 
@@ -129,6 +130,10 @@ class LaunchSpec:
     cwd: str = field(default_factory=os.getcwd)
     environ: dict[str, str] = field(default_factory=dict)
     """Variables of the first start that decide how the run behaves; credentials are not among them."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dir, str):
+            object.__setattr__(self, "dir", without_secrets(self.dir))
 
     @property
     def name(self) -> str:

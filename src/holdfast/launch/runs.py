@@ -23,6 +23,7 @@ from holdfast.config import settings_table
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.launch import procs
 from holdfast.launch.records import ENDED, PAUSED, Attempt, Launch, read_attempt, read_launch
+from holdfast.locations import without_secrets
 from holdfast.progress import ProgressFileError, read_journal, read_progress
 from holdfast.store import Backend, open_backend
 from holdfast.store.manifest import step_of
@@ -54,6 +55,9 @@ class RunPlace:
     location: str
     home: str
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "location", without_secrets(self.location))
 
     @property
     def name(self) -> str:

@@ -41,7 +41,7 @@ from holdfast.base.clock import Deadline
 from holdfast.base.process import Owner
 from holdfast.base.run_directory import home_of
 from holdfast.base.small_files import read_json
-from holdfast.config import Settings, settings_table
+from holdfast.config import Settings, settings_table, without_credentials
 from holdfast.errors import ConfigError, LocationBusyError
 from holdfast.launch import own_starts, procs
 from holdfast.launch.family import Family
@@ -82,7 +82,7 @@ _LAUNCHER_RANK = -1
 def carried_environ() -> dict[str, str]:
     """What of this environment has to be the same when the run is started again."""
     names = carried_names() - set(settings_table()["resume"].env)
-    return {name: value for name, value in os.environ.items() if name in names}
+    return without_credentials({name: value for name, value in os.environ.items() if name in names})
 
 
 class Screen(Protocol):
@@ -474,7 +474,7 @@ class Supervisor:
 
 def child_environ(spec: LaunchSpec) -> dict[str, str]:
     """The environment of the script."""
-    environ = {**os.environ, **spec.environ, **spec.settings}
+    environ = without_credentials({**os.environ, **spec.environ, **spec.settings})
     if not environ.get("HOLDFAST_ENABLED"):
         environ["HOLDFAST_ENABLED"] = "1"
     if spec.dir is not None:

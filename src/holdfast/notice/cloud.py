@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from holdfast.errors import ConfigError
+from holdfast.locations import without_secrets
 from holdfast.notice.base import Deliver, Notice
 
 _log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ class MetadataSource(ABC):
             usable = False
         if not usable:
             raise ConfigError(
-                f"base_url={self.base_url!r} for the {self.title} metadata is not usable: "
+                f"base_url={without_secrets(self.base_url)!r} for the {self.title} metadata is not usable: "
                 f"expected http://HOST or http://HOST:PORT, such as {_METADATA}"
             )
         for knob, value in (("poll_s", self.poll_s), ("request_s", self.request_s)):
@@ -209,7 +210,7 @@ class MetadataSource(ABC):
             "%g s; until it answers, this source sees no preemption. If this machine is not on %s, leave this source "
             "out.%s",
             self.title,
-            self.base_url,
+            without_secrets(self.base_url),
             error if str(error) else kind,
             self.backoff_max_s,
             self.title,

@@ -35,6 +35,7 @@ from typing import Any, Self
 
 from holdfast.base.clock import SYSTEM_CLOCK, Clock
 from holdfast.base.small_files import open_regular
+from holdfast.locations import bare
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,6 @@ _KEY_MATERIAL = re.compile(r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|hf_\w{20,}|gh[pousr]
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]*)?")
 _AFTER_SCHEME = re.compile(r"(?<=[a-z0-9+.-])://", re.IGNORECASE)
 _WORD = re.compile(r"\S*")
-_QUERY = re.compile(r"\?.*|#.*=.*")
 
 
 def redact(value: Any) -> Any:
@@ -93,19 +93,8 @@ def redact_uri(text: str) -> str:
         position = found.end()
         word = _WORD.match(text, position)
         assert word is not None
-        text = text[:position] + _bare_location(word[0]) + text[word.end() :]
+        text = text[:position] + bare(word[0]) + text[word.end() :]
     return text
-
-
-def _bare_location(rest: str) -> str:
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if "@" in authority:
-        rest = rest[authority.rindex("@") + 1 :]
-    elif "@" in rest and re.search(r":(?!\d{0,5}$)", authority) and not authority.startswith("["):
-        # "key:se/cr?et@bucket": what stands after the colon is no port, so the secret itself holds a
-        # slash or a question mark, as generated ones do, and ends at an @ further on.
-        rest = rest[rest.rindex("@") + 1 :]
-    return _QUERY.sub("", rest)
 
 
 def _redact_text(text: str) -> str:

@@ -12,6 +12,8 @@ import threading
 import urllib.error
 import urllib.request
 
+from holdfast.locations import without_secrets
+
 log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
@@ -83,7 +85,7 @@ class Pusher:
                 problem = str(getattr(error, "reason", None) or error)
         if problem != self._said:
             self._said = problem
-            log.warning("cannot tell the progress to %s: %s. Training goes on", self._url, problem)
+            log.warning("cannot tell the progress to %s: %s. Training goes on", without_secrets(self._url), problem)
 
     def _post(self, data: bytes) -> None:
         headers = {"Content-Type": "application/json"}

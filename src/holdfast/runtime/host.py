@@ -24,7 +24,7 @@ from holdfast.engine.engine import Engine, Training
 from holdfast.engine.reporter import Reporter
 from holdfast.engine.saving import Saver
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
-from holdfast.progress import Checkpointing, Progress, ProgressFile
+from holdfast.progress import Checkpointing, Progress, ProgressFile, redact_uri
 from holdfast.runtime.environment import surroundings
 from holdfast.runtime.session import Load, Place, Session, announce, journal_of, open_session, resume, withdraw
 from holdfast.runtime.unfinished import Command
@@ -242,5 +242,5 @@ def _pusher(settings: Settings) -> Pusher | None:
     try:
         return Pusher(settings.progress_url, settings.progress_token_file, settings.progress_ca)
     except (OSError, ValueError) as error:  # certificates that are none
-        log.warning("the progress is not told to %s: %s", settings.progress_url, error)
+        log.warning("the progress is not told to %s: %s", redact_uri(settings.progress_url), error)
         return None

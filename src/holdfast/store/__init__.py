@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.base.process import Owner
 from holdfast.errors import ConfigError
+from holdfast.locations import without_secrets
 from holdfast.store.base import MANIFEST, SENTINEL, Backend, Sink
 
 __all__ = ["MANIFEST", "SENTINEL", "Backend", "Owner", "Sink", "open_backend"]
@@ -13,6 +14,7 @@ SCHEMES = ("s3", "gs", "az", "file")
 
 def open_backend(location: str) -> Backend:
     """The backend for a path or URI. Nothing is created and nothing is contacted yet."""
+    location = without_secrets(location)
     scheme, separator, _ = location.partition("://")
     if not separator or scheme == "file":
         from holdfast.store.local import LocalBackend
