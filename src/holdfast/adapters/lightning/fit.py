@@ -336,6 +336,8 @@ class Fit:
         trainer, mine = self.trainer, self._mine
         put_averages(trainer.fit_loop.epoch_loop._results, mine.get("averages", []), trainer.strategy)
         put_metric_states(trainer.lightning_module, mine.get("metrics", {}))
+        assert self.steps is not None
+        self.steps.attributes.put(mine.get("attributes", {}), trainer.strategy.root_device)
         if "logged" in mine:
             put_logged(trainer._logger_connector, mine["logged"], trainer.strategy.root_device)
 

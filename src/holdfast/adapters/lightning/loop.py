@@ -8,12 +8,14 @@ notice does not wait for the end of a validation: until then, nothing that is sa
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holdfast.adapters.lightning import logs
+from holdfast.adapters.lightning.attributes import Attributes
 from holdfast.adapters.lightning.data import Pass, Spot
 from holdfast.adapters.lightning.logs import Logs
 from holdfast.adapters.lightning.state import (
@@ -38,6 +40,8 @@ from holdfast.torch.state import Objects, rank_file, total_bytes, tree_image
 
 CHECKPOINT = "lightning.ckpt"
 RUN = "run.safetensors"
+log = logging.getLogger("holdfast")
+
 _SWA = "StochasticWeightAveraging takes up its work at the beginning of an epoch, not in the middle of one"
 
 
@@ -80,6 +84,8 @@ class Steps(Loop):
         )
         self.inexact = [_SWA] if any(_is_swa(callback) for callback in trainer.callbacks) else []
         """What of this fit cannot be restored exactly, in words."""
+        self.attributes = Attributes(trainer)
+        self._unsaved_told = False
         self.noted: Note = self._take_note()
 
     # ------------------------------------------------------------------ called by the training thread
@@ -173,6 +179,7 @@ class Steps(Loop):
             "counters": self.counters.take_others(),
             "metrics": metric_states(trainer.lightning_module),
             "logged": logged(trainer._logger_connector),
+            "attributes": self.attributes.take(),
         }
 
     def _schedulers(self) -> list[Any]:
@@ -197,7 +204,7 @@ class Steps(Loop):
         step = self.step
         here = at_boundary and (self.at_end or not self._moved)
         tree = self._own_tree(None if here else _record_of(self.box.records(), step))
-        inexact = [] if self.at_end else list(self.inexact)
+        inexact = [] if self.at_end else [*self.inexact, *self._attributes_lost(tree, here)]
         # At a boundary all ranks are here, on their training threads: hooks of the user may talk to each other.
         checkpoint = self._dump() if at_boundary else None
         if at_boundary:
@@ -223,6 +230,19 @@ class Steps(Loop):
         own_staged = self._stage(own())
         shared_staged = shared() if self.rank == 0 else []
         return Files(own=lambda: own_staged, shared=lambda: shared_staged, inexact=inexact)
+
+    def _attributes_lost(self, tree: dict[str, Any], here: bool) -> list[str]:
+        """What attributes of the script's objects will not be as they were, in words; said aloud the first time."""
+        unsaved = self.attributes.unsaved()
+        if unsaved and not self._unsaved_told and self.rank == 0:
+            self._unsaved_told = True
+            log.warning("a resume of this fit may not be exact: %s", "; ".join(unsaved))
+        if here or self.noted.rest is not None:
+            return unsaved
+        return [
+            *unsaved,
+            *(f"attributes of {name} are from inside of step {self.step + 1}" for name in tree["attributes"]),
+        ]
 
     def _has_own_values(self) -> bool:
         """Whether the user adds values to checkpoints, which may have changed since the boundary."""
@@ -273,6 +293,7 @@ class Steps(Loop):
             "averages": average_states(trainer.fit_loop.epoch_loop._results, note.averages),
             "metrics": metric_states(trainer.lightning_module) if rest is None else rest["metrics"],
             "logged": logged(trainer._logger_connector) if rest is None else rest["logged"],
+            "attributes": self.attributes.take() if rest is None else rest["attributes"],
         }
 
     def _run_tree(self, step: int, own: dict[str, Any]) -> dict[str, Any]:
