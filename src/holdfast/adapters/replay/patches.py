@@ -22,8 +22,8 @@ from _holdfast_startup import required
 from holdfast.base.patching import MissingTargetsError, Patch, PatchSet, Reads
 from holdfast.errors import UnprotectedError
 
-TENSOR_READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__")
-"""Methods of a tensor that give its values to the script."""
+TENSOR_READS = ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__", "__repr__")
+"""Methods of a tensor that give its values, or their text, to the script."""
 
 _FOLLOW = "follow"
 _SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler")

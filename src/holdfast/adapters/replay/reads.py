@@ -1,4 +1,4 @@
-"""What a script reads out of tensors: ``loss.item()``, ``float(x)``, ``if a < b``, ``.tolist()``, ``.numpy()``.
+"""What a script reads out of tensors: ``loss.item()``, ``float(x)``, ``if a < b``, ``.tolist()``, ``print(x)``.
 
 A replayed loop computes nothing, so what it reads would be rubbish, and with it every mean, best value and early
 stopping that follows from it. So what the script reads is kept, a dozen bytes a number, with the place in the code
@@ -53,6 +53,11 @@ _WHOLE = 2**53
 """Integers below this are exact as floats."""
 _KINDS: dict[type, str] = {float: "f", int: "i", bool: "b"}
 
+_TEXT = "__repr__"
+"""What ``print(x)`` reads. It is for people and decides nothing, so a replay does without it where it was not kept."""
+_TEXTS = 8 << 20
+"""Characters of text that are kept."""
+
 Site = tuple[str, str, int, str, str]
 """Where something is read, the same wherever the script lies: file, function, place in its code; how, and what."""
 
@@ -87,7 +92,7 @@ class Seen:
         """The first read that was too large to be kept."""
         self.foreign = False
         """Reads of an earlier process are not known, since they died with it: those of another rank stand for them."""
-        self._size = 0
+        self._size = self._texts = 0
         self._by_code: dict[tuple[int, int, str, type], int] = {}
         self._kinds: dict[int, int] = {}
         self._codes: dict[int, CodeType] = {}
@@ -149,6 +154,10 @@ class Seen:
     def _keep_object(self, value: Any, reader: FrameType, how: str) -> None:
         place = _place_of(reader)
         size = _size_of(value)
+        if how == _TEXT:
+            self._texts += size
+            if self._texts > _TEXTS:
+                return
         if self.lost is not None:
             return  # also what would fit: a replay gives the reads of a place in their order
         if self._size + size > LIMIT:
@@ -185,6 +194,7 @@ class Seen:
             "sites": [list(site) for site in self.sites],
             "objects": list(self.objects),
             "lost": self.lost,
+            "texts": self._texts,
             **({"partial": True, "foreign": True} if self.foreign else {}),
         }
 
@@ -210,6 +220,7 @@ class Seen:
             self._recalled = None
         self.foreign = bool(saved.get("foreign"))
         self._size = sum(_size_of(value) for value in self.objects)
+        self._texts = saved.get("texts", 0)
         self.lost = saved["lost"]
 
     def remove(self) -> None:
@@ -246,7 +257,7 @@ class _Recalled:
             if kind == "o":
                 return _copied(self.saved["objects"][int(value)])
             return int(value) if kind == "i" else bool(value)
-        if not self.strict or self.saved["lost"] or self.saved.get("partial"):
+        if not self.strict or self.saved["lost"] or self.saved.get("partial") or how == _TEXT:
             return real()
         what = "it reads" if how == "track" else f"it reads {how} of"
         self._failure = astray(
@@ -342,6 +353,7 @@ class _Mirror:
             return None
         count = max(known)[1]
         pairs = list(struct.iter_unpack("<id", data[cls._HEADER : cls._HEADER + count * cls._RECORD]))
+        pairs = [pair for pair in pairs if pair[0] >= len(sites) or sites[pair[0]][3] != _TEXT]
         if any(number >= len(sites) or sites[number][4] == "o" for number, _ in pairs):
             return None  # lists and arrays died with it
         return {
@@ -362,6 +374,8 @@ def _place_of(frame: FrameType) -> tuple[str, str, int]:
 
 
 def _size_of(value: Any) -> int:
+    if isinstance(value, str):
+        return 32 + len(value)
     if isinstance(value, list | tuple):
         return 16 + sum(_size_of(item) for item in value)
     return int(getattr(value, "nbytes", 32))
