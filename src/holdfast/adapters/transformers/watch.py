@@ -341,6 +341,7 @@ class Watch:
                 learning_rate=loop.learning_rate,
             )
 
+        trainer.model_wrapped.train()  # as the step has left it: TRL's logs are of training or evaluation by this
         rest()
         control = trainer.control
         over = run["epoch_over"] or control.should_epoch_stop or control.should_training_stop
