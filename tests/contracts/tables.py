@@ -21,7 +21,6 @@ import pytest
 from holdfast.base import patching
 from holdfast.base.patching import PatchSet
 
-
 _CACHE = ".__slotnames__"
 """Python leaves it on each class of which an object has been copied."""
 

@@ -75,12 +75,15 @@ def _where(expected: Sequence[str], lines: Sequence[str], until: int) -> str:
     return lines_differ(expected[begin:], lines) or "lines are missing"
 
 
-def files_differ(expected: Path, found: Path, text: Text, ignore: Iterable[str] = ()) -> list[str]:
-    """The files that are not the same in both folders, and how."""
+def files_differ(
+    expected: Path, found: Path, text: Text, ignore: Iterable[str] = (), *, more: Iterable[str] = ()
+) -> list[str]:
+    """The files that are not the same in both folders, and how. ``more``: globs of what ``found`` may have besides."""
     ignored = (*OURS, *_NEVER, *ignore)
     ones, others = (_files(folder, ignored) for folder in (expected, found))
     problems = [f"{name} is missing" for name in sorted(ones.keys() - others.keys())]
-    problems += [f"{name} is there too" for name in sorted(others.keys() - ones.keys())]
+    besides = [name for name in sorted(others.keys() - ones.keys()) if not _matches(name, more)]
+    problems += [f"{name} is there too" for name in besides]
     for name in sorted(ones.keys() & others.keys()):
         one, other = ones[name], others[name]
         if one.is_symlink() or other.is_symlink():
@@ -104,10 +107,14 @@ def _files(folder: Path, ignored: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if (path.is_symlink() or path.is_file()) and not any(fnmatch.fnmatch(name, pattern) for pattern in ignored):
+        if (path.is_symlink() or path.is_file()) and not _matches(name, ignored):
             # The name of an event file says when and where it was begun; readers join those of a folder.
             found.setdefault(re.sub(r"tfevents\.\d+\..*", "tfevents", name), path)
     return found
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def _target(link: Path, folder: Path) -> str:

@@ -22,6 +22,7 @@ SPEED = (
 """What a Trainer logs of the clock, and what a checkpoint says is still to be done after its step."""
 INTERRUPTION_SAVES = ("*/checkpoint-*[1-9]/*", "*/holdfast*.json", "*/holdfast*.safetensors", "*training_progress.json")
 """Checkpoints of steps at which the script does not save itself, and what holdfast adds to those of the script."""
+CHECKPOINTS = ("*/checkpoint-*/*",)
 
 
 def _script(name: str, **options: object) -> Row:
@@ -37,6 +38,7 @@ def _trainer(name: str, **options: object) -> Row:
         "lines": "loss|predicted|accuracy",
         "ignore": SPEED,
         "ignore_files": INTERRUPTION_SAVES,
+        "more_files": CHECKPOINTS,
         "errors_differ": True,
     }
     return _script(name, **defaults | options)
@@ -62,6 +64,7 @@ def _trl(name: str, data: str, *args: str) -> Row:
         lines="loss|saved",
         ignore=SPEED,
         ignore_files=INTERRUPTION_SAVES,
+        more_files=CHECKPOINTS,
         errors_differ=True,
         idiom=f"trl.scripts.{name}, which TRL ships",
     )
@@ -122,11 +125,12 @@ LIGHTNING_ROWS = (
     _lightning("lightning_gan"),
     _lightning("lightning_fabric", lines="Epoch|Test"),
     _lightning("lightning_wikitext", prepare=WIKITEXT),
+    _lightning("lightning_lstm_demo", prepare=WIKITEXT),
 )
 
 TENSORFLOW = {"KERAS_BACKEND": "tensorflow", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
 TORCH = {"KERAS_BACKEND": "torch"}
-KERAS_SPEED = (*DURATIONS, r"\d+(\.\d+)?[mun]?s/(step|epoch)", r"\d+us")
+KERAS_SPEED = (r" *\d+(\.\d+)?[mun]?s/(step|epoch)", *DURATIONS, r" *\d+us")
 
 
 def _keras(name: str, **options: object) -> Row:
@@ -169,12 +173,13 @@ def _ray(name: str, **options: object) -> Row:
         "lines": "^result|^best",
         "errors_differ": True,
         "ignore_files": ("results/*",),
+        "limit_s": 300.0,
     }
     return _script(name, **defaults | options)
 
 
 RAY_ROWS = (
-    _ray("ray_quick_start"),
+    _ray("ray_quick_start", kill_rank=1, slow=True),
     _ray("ray_tune", slow=True),
 )
 

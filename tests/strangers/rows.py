@@ -63,6 +63,8 @@ class Row:
     """Patterns whose matches are taken out of lines and text files before they are compared."""
     ignore_files: tuple[str, ...] = ()
     """Globs of files that are not compared."""
+    more_files: tuple[str, ...] = ()
+    """Globs of files that an interruption may leave in addition: checkpoints of the framework's own form."""
     errors_differ: bool = False
     """Standard error of two runs differs by itself, or the script draws a bar there."""
     at_line: str = ""

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,8 @@ class Trial:
         work = self._folder / name
         if attempt == 1:
             self._prepare(work)
+        elif any(work.rglob("*tfevents*")):
+            time.sleep(1 - time.time() % 1)  # TensorBoard names its files by the second, within which no machine restarts
         logs = self._folder / f"{name}.logs-{attempt}"
         logs.mkdir()
         counter = self._folder / f"{name}.steps"
@@ -225,7 +228,7 @@ class Trial:
             want = self._text.evidence(expected.printed[rank], off)
             lines = [self._text.evidence(each.printed[rank], work) for each in attempts]
             differences.append(self._lines_differ(want, lines))
-        differences += files_differ(off, work, self._text, row.ignore_files)
+        differences += files_differ(off, work, self._text, row.ignore_files, more=row.more_files)
         resumed = any(re.search(row.resumes, each.errors) for each in attempts[1:])
         if row.verdict is not Verdict.UNPROTECTED and not resumed:
             problems.append("it did not resume, but began anew")

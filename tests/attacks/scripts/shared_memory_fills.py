@@ -1,5 +1,6 @@
 """A loop with running statistics, beside a neighbour that fills /dev/shm at a step."""
 
+import subprocess
 import sys
 
 import torch
@@ -16,12 +17,9 @@ step = 0
 for _ in range(3):
     for x, y in DataLoader(data, batch_size=8, shuffle=True):
         if step == fill_at:
-            try:
-                with open("/dev/shm/neighbour", "wb", buffering=0) as file:
-                    while True:
-                        file.write(bytes(4096))
-            except OSError:
-                pass
+            # A process of its own: what the script itself writes in a replay goes to a layer elsewhere.
+            command = ["dd", "if=/dev/zero", "of=/dev/shm/neighbour", "bs=4096"]
+            subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()

@@ -34,7 +34,7 @@ def train_func(config):
             ray.train.report({"loss": loss.item(), "epoch": epoch}, checkpoint=Checkpoint.from_directory(folder))
 
 
-ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+ray.init(num_cpus=3, include_dashboard=False)
 trainer = TorchTrainer(
     train_func,
     train_loop_config={"lr": 0.01, "batch_size": 8, "epochs": 10},
