@@ -80,7 +80,7 @@ class Trial:
         if attempt == 1:
             self._prepare(work)
         elif any(work.rglob("*tfevents*")):
-            time.sleep(1 - time.time() % 1)  # TensorBoard names its files by the second, within which no machine restarts
+            time.sleep(1 - time.time() % 1)  # TensorBoard names its files by the second; no restart is that fast
         logs = self._folder / f"{name}.logs-{attempt}"
         logs.mkdir()
         counter = self._folder / f"{name}.steps"
