@@ -104,6 +104,7 @@ IDIOM_ROWS = (
     idiom("mean_teacher"),
     idiom("contrastive"),
     idiom("elapsed"),
+    idiom("warned"),
     idiom("maml"),
     idiom("ppo"),
     idiom("keyboard_interrupt"),
