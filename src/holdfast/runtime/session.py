@@ -127,8 +127,7 @@ def open_session(settings: Settings, place: Place, command: Command | None = Non
             if grant is not None:
                 backend.join(grant)
     home = home_of(locations[identity["home"]])
-    board.put_once(f"peer/{rank}", json.dumps(Owner(identity["run"]).as_dict()).encode())
-    peers = {other: Owner(**json.loads(_wait(board, f"peer/{other}"))) for other in range(world)}
+    peers = _meet(place, Owner(identity["run"]))
     path = os.path.join(home, JOURNAL) if identity["kept"] else None
     journal = Journal(path, run_id=identity["run"], attempt=identity["attempt"], rank=rank)
     return Session(
@@ -150,6 +149,16 @@ def open_session(settings: Settings, place: Place, command: Command | None = Non
         made=tuple(identity["made"]) if rank == 0 else (),
         command=command,
     )
+
+
+def _meet(place: Place, owner: Owner) -> dict[int, Owner]:
+    """The processes of all ranks. Each rank says who it is and waits once, for what the last one to come puts together:
+    the board's work grows with the number of ranks, and not with its square."""
+    board = place.board
+    if board.append("peers", json.dumps([place.rank, owner.as_dict()]).encode()) == place.world:
+        board.put_once("peers/all", b"[" + b",".join(board.entries("peers")) + b"]")
+    known = sorted(json.loads(_wait(board, "peers/all")), key=lambda entry: int(entry[0]))
+    return {rank: Owner(**record) for rank, record in known}
 
 
 def _process_started() -> float:
