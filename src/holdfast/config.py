@@ -261,7 +261,8 @@ class Settings:
         _text,
         "HOLDFAST_FALLBACK_DIR",
         "CHECKPOINT_FALLBACK_URI",
-        meaning="A second location, used when the first cannot be reached in time, and searched on resume.",
+        meaning="A second location, used when the first cannot be reached in time, has no room or cannot be written, "
+        "at the start too, and searched on resume.",
         shown_default="none",
     )
     save_every: Every = _setting(
@@ -401,14 +402,15 @@ class Settings:
         None,
         _name,
         "HOLDFAST_RUN_ID",
-        meaning="The job's identity. Restarts that share it take a location over from each other at once.",
+        meaning="The job's identity. Restarts that share it take a location over from an attempt that is stopped, cut "
+        "off or on another machine, which then neither commits nor removes anything there.",
         shown_default="made up at the first start",
     )
     takeover: bool = _setting(
         False,
         parse_bool,
         "HOLDFAST_TAKEOVER",
-        meaning="Take an object-store location over from a run that is known to be gone, before its lease ends.",
+        meaning="Take a location over from a run that is known to be gone, or may be pushed aside, at once.",
     )
     final_model: bool = _setting(
         False,

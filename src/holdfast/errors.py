@@ -22,6 +22,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HoldfastError(Exception):
     """Base of all errors of holdfast."""
@@ -58,6 +60,9 @@ class LocationBusyError(StoreError):
 
     beside = False
     """Whether it is known to be alive, as a process of this very machine."""
+
+    holder: Any = None
+    """The process that writes there, an ``Owner``, where it has said who it is."""
 
 
 class CheckpointExistsError(StoreError, FileExistsError):

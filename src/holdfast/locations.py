@@ -7,7 +7,10 @@ record, name of a folder, log or traceback.
 
 from __future__ import annotations
 
+import os
 import re
+
+from holdfast.errors import ConfigError
 
 _QUERY = re.compile(r"\?.*|#.*=.*", re.DOTALL)
 
@@ -39,3 +42,11 @@ def bare(rest: str) -> str:
         # slash or a question mark, as generated ones do, and ends at an @ further on.
         rest = rest[rest.rindex("@") + 1 :]
     return _QUERY.sub("", rest)
+
+
+def expanded(path: str) -> str:
+    """``path`` with ``~`` written out. Raises ConfigError where this user has no home: no folder is named ``~``."""
+    whole = os.path.expanduser(path)
+    if whole.startswith("~"):
+        raise ConfigError(f"{path!r} is not accepted: this user has no home folder; give a path without ~, or set HOME")
+    return whole

@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from abc import ABC, abstractmethod
 
+from holdfast.base.claims import CLAIM, name_first
 from holdfast.base.small_files import read_small
 
 _LARGEST = 64 << 20
+_NAMED_S = 5.0
+"""How long a rank that lives may take from the claim of a name to its content."""
 
 
 class BoardLostError(ConnectionError):
@@ -114,13 +118,13 @@ class DirectoryBoard(Board):
         with open(temporary, "wb") as file:
             file.write(value)
         try:
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
+            name_first(temporary, path)
         finally:
-            os.unlink(temporary)
-        found = self.get(key)
-        assert found is not None
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        found = self.wait(key, _NAMED_S)  # not there yet: another rank is just giving it its name
+        if found is None:
+            raise BoardLostError(f"a rank has claimed {key} and died")
         return found
 
     def append(self, key: str, value: bytes) -> int:
@@ -139,34 +143,37 @@ class DirectoryBoard(Board):
         with open(temporary, "wb") as file:
             file.write(value)
         try:
-            os.link(temporary, path)
-            return True
-        except FileExistsError:
-            return False
+            return name_first(temporary, path)
         finally:
-            os.unlink(temporary)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
 
     def entries(self, key: str) -> list[bytes]:
         folder = self._path(key) + ".d"
         try:
-            names = sorted(name for name in os.listdir(folder) if not name.endswith(".tmp"))
+            names = {name.removesuffix(CLAIM) for name in os.listdir(folder) if not name.endswith(".tmp")}
         except FileNotFoundError:
             return []
-        found = []
-        for name in names:
-            found.append(read_small(os.path.join(folder, name), _LARGEST))
-        return found
+        found = (self._wait(os.path.join(folder, name), _NAMED_S) for name in sorted(names))
+        return [entry for entry in found if entry is not None]
 
     def get(self, key: str) -> bytes | None:
+        return self._read(self._path(key))
+
+    @staticmethod
+    def _read(path: str) -> bytes | None:
         try:
-            return read_small(self._path(key), _LARGEST)
+            return read_small(path, _LARGEST)
         except FileNotFoundError:
             return None
 
     def wait(self, key: str, timeout_s: float) -> bytes | None:
+        return self._wait(self._path(key), timeout_s)
+
+    def _wait(self, path: str, timeout_s: float) -> bytes | None:
         until = time.monotonic() + timeout_s
         while True:
-            found = self.get(key)
+            found = self._read(path)
             left = until - time.monotonic()
             if found is not None or left <= 0:
                 return found

@@ -36,6 +36,15 @@ def process_start(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still, by SIGSTOP or in a debugger, until somebody lets it go on."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The process that writes into a location."""
@@ -68,6 +77,10 @@ class Owner:
     def is_beside(self) -> bool:
         """True where this machine can tell that the process is alive; False: gone, or cannot tell."""
         return self._can_be_told() and process_start(self.pid) == self.started
+
+    def is_stopped(self) -> bool:
+        """True where this machine can tell that the process is there and stands still."""
+        return self.is_beside() and is_stopped(self.pid)
 
     def is_dead(self) -> bool:
         """True where this machine can tell that the process is gone; False: alive, or cannot tell."""

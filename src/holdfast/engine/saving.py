@@ -193,6 +193,9 @@ class Saver:
     board: Board | None = None
     """On which the ranks tell each other that a write has failed."""
     clock: Clock = SYSTEM_CLOCK
+    take: Callable[[Backend, bool], None] = lambda backend, leads: None
+    """Takes a location for this run, if that was not possible at its start; True: this rank may come to lead there.
+    Raises StoreError if it cannot be had."""
     retire: Callable[[Backend], Sequence[str]] | None = None
     """Removes old checkpoints and names them, where it is not for the newest ``keep`` alone to stay."""
     speeds: dict[str, float] = field(default_factory=dict)
@@ -316,6 +319,7 @@ class Saver:
     def _write_to(self, attempt: _Try, save: Save, files: Files) -> Manifest:
         began = time.monotonic()
         backend = attempt.backend
+        self.take(backend, save.claimed)
         self._clear_others(backend, save)
         backend.begin(save.name)
         leads = self._claim(backend, save) if save.claimed else self.rank == 0
@@ -394,15 +398,15 @@ class Saver:
             extra = backend.adopt(save.name, file.path, file.source, file.entry.path)
             if extra is not None:
                 return FileEntry(file.path, file.size, file.entry.checksum, extra.get("ref"))
-            if file.home is None:
-                raise StoreError(f"{backend.uri} cannot refer to {file.source}/{file.entry.path}")
         try:
-            home = next(one for one in self.backends if one.uri == file.home)
+            home = backend if file.home is None else next(one for one in self.backends if one.uri == file.home)
             left_s = attempt.limit.remaining_s()
             if save.deadline is not None and (home is not backend or self.expected_s(backend, file.size) > left_s / 2):
                 raise StoreError("there is no time to copy it")  # and its home may be what does not answer
             return _Copy(home, file)
         except (StoreError, OSError, StopIteration) as error:
+            if file.home is None:
+                raise StoreError(f"{backend.uri} cannot refer to {file.source}/{file.entry.path}: {error}") from error
             log.warning("%s is not carried into %s in %s: %s", file.path, save.name, backend.uri, error)
             return None
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from holdfast.base.process import Owner, process_start
+from holdfast.base.run_directory import state_folder
 from holdfast.base.small_files import read_json
 from holdfast.config import parse_bool, settings_table
 from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError
@@ -50,8 +51,7 @@ _LIST_S = 60.0
 
 
 def jobs_folder() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(state, "holdfast", "jobs")
+    return os.path.join(state_folder(), "jobs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import ConfigError
-from holdfast.locations import without_secrets
+from holdfast.locations import expanded, without_secrets
 from holdfast.store import SCHEMES
 
 MOUNT = "/mnt/kubeflow-checkpoints"
@@ -66,7 +66,7 @@ def parse_output(value: Any) -> Output:
         if _ONE_SLASH.match(value):
             raise ConfigError(f"output_dir: {value!r} lacks '//' after its scheme; it must be {ACCEPTED}")
         # Now: a notebook may change its folder before it submits.
-        return Output(value, path=os.path.abspath(os.path.expanduser(value)))
+        return Output(value, path=os.path.abspath(expanded(value)))
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
         if not is_name(claim):

@@ -13,15 +13,14 @@ import hashlib
 import os
 from dataclasses import asdict
 
-from holdfast.base.run_directory import LAUNCH
+from holdfast.base.run_directory import LAUNCH, state_folder
 from holdfast.base.small_files import json_object, read_small
 from holdfast.launch.records import LaunchSpec, write_json
 
 
 def _path(home: str) -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     name = hashlib.sha256(os.fsencode(os.path.realpath(home))).hexdigest()[:32]
-    return os.path.join(state, "holdfast", "starts", f"{name}.json")
+    return os.path.join(state_folder(), "starts", f"{name}.json")
 
 
 def remember(home: str, spec: LaunchSpec) -> None:

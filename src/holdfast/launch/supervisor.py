@@ -61,6 +61,7 @@ from holdfast.launch.records import (
 )
 from holdfast.launch.runs import FOLDER, RUNS, STARTING, RunPlace
 from holdfast.launch.watch import Tail, View
+from holdfast.locations import expanded
 from holdfast.progress import Journal, redact_uri
 
 _ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -491,7 +492,7 @@ def child_environ(spec: LaunchSpec) -> dict[str, str]:
 def expected_home(spec: LaunchSpec, settings: Settings) -> str:
     """Where the run's home will be, if the script does not choose another location."""
     location = settings.dir or os.path.join(RUNS, spec.name)
-    return home_of(location if "://" in location else os.path.join(spec.cwd, os.path.expanduser(location)))
+    return home_of(location if "://" in location else os.path.join(spec.cwd, expanded(location)))
 
 
 def check_free(home: str) -> None:

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.agree import Agreement, BoundedBoard
 from holdfast.base.bars import keep_apart
+from holdfast.base.process import Owner
 from holdfast.config import STOP_AT, Settings
 from holdfast.engine.engine import Engine, Training
 from holdfast.engine.reporter import Reporter
 from holdfast.engine.saving import Saver
+from holdfast.errors import StoreError
 from holdfast.notice import FileSource, NoticeSource, SignalSource, cloud_source, late
 from holdfast.progress import Checkpointing, Progress, ProgressFile, redact_uri
 from holdfast.runtime.environment import surroundings
@@ -108,6 +110,7 @@ class Host:
         if settings.checkpointing:
             self.saver = Saver(
                 backends=session.backends,
+                take=self._take,
                 rank=session.rank,
                 world=session.world,
                 run=session.run,
@@ -144,7 +147,7 @@ class Host:
         if self.rank == 0:
             self._tell_start(training.last_boundary())
             self._reporter = Reporter(
-                self._progress_file() if settings.progress else None,
+                self._progress_file() if self._tells_progress() else None,
                 look,
                 signals,
                 lambda other: session.journal.record("handler_replaced", by=other),
@@ -156,6 +159,11 @@ class Host:
             self._reporter.start()
             self._reporter.poke()
         return self._engine
+
+    def _tells_progress(self) -> bool:
+        settings = self.settings
+        somewhere = settings.progress_file or settings.termination_log or settings.progress_url
+        return settings.progress and (self.session.kept or somewhere is not None)
 
     def _progress_file(self) -> ProgressFile:
         settings = self.session.settings
@@ -178,7 +186,7 @@ class Host:
             location=self.session.backends[0].uri,
         )
         if checkpoint is None:
-            log.info("starting from scratch, checkpoints go to %s", self.session.backends[0].uri)
+            log.info("starting from scratch, checkpoints go to %s", self.session.taken[0].uri)
         elif not checkpoint.manifest.complete:
             log.warning("resuming from %s, step %d", checkpoint.location, checkpoint.step)
 
@@ -204,6 +212,18 @@ class Host:
             checkpoints_created=self._created_before + saver.created if saver is not None else None,
             latest_checkpoint_time=saver.committed_wall if saver is not None else None,
         )
+
+    def _take(self, backend: Backend, leads: bool) -> None:
+        """Take a location that could not be taken at the start, before anything is written there. Raises StoreError."""
+        session = self.session
+        if backend in session.taken:
+            return
+        if session.rank == 0:
+            backend.acquire(Owner(session.run))
+            session.taken.append(backend)
+            log.warning("%s can be used again", backend.uri)
+        elif leads:
+            raise StoreError(f"{backend.uri} could not be used when this run began, and it has not taken it since")
 
     def _commits_before(self) -> int:
         """Checkpoints that earlier attempts of this run have made. The journal of a run in an object store stays on the

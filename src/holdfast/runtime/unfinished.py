@@ -24,6 +24,7 @@ from holdfast.base.dated import dated_root, masked, siblings
 from holdfast.base.run_directory import ATTEMPT, JOURNAL, home_of, start_folder
 from holdfast.base.small_files import read_json
 from holdfast.config import Settings
+from holdfast.locations import expanded
 from holdfast.progress import read_journal
 from holdfast.store.local import is_in_use
 
@@ -73,7 +74,7 @@ def location_of_run(location: str, settings: Settings, command: Command) -> str:
     """Where this start saves, on rank 0: ``location``, or where the run that it resumes does."""
     if "://" in location or settings.dir is not None:
         return location
-    path = os.path.abspath(os.path.expanduser(location))
+    path = os.path.abspath(expanded(location))
     root = dated_root(path)
     if root is None:
         return location

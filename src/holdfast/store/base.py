@@ -150,6 +150,20 @@ class Backend(ABC):
         Raises :class:`~holdfast.errors.LocationBusyError`, naming the other, if it is still there after ``wait_s``.
         """
 
+    def grant(self) -> str:
+        """What the other ranks of the run that holds the location are told, for :meth:`join`; empty: nothing."""
+        return ""
+
+    def join(self, grant: str) -> None:  # noqa: B027
+        """Write for the run that holds the location by ``grant``, as another of its ranks, until it is taken over."""
+
+    def assure(self) -> None:  # noqa: B027
+        """Raise :class:`~holdfast.errors.LocationBusyError` if the location was acquired or joined through this object
+        and another run, or a restart of this one, has taken it over since.
+
+        Once this would raise, the methods that write a folder raise it too, wherever the run was when it was displaced.
+        """
+
     @abstractmethod
     def release(self) -> None:
         """Let another run write here. Does nothing where nothing is held."""

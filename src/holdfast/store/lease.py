@@ -73,6 +73,7 @@ class Lease:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._taken_by = ""
+        self._followed = ""
         self.lost = False
         """Another writer has taken the lease from this one."""
 
@@ -80,6 +81,15 @@ class Lease:
     def held(self) -> bool:
         """Whether this process has taken the lease and not given it up. A forked child has not."""
         return self._owner is not None and self._pid == os.getpid()
+
+    @property
+    def token(self) -> str:
+        """By which the other ranks of the run that holds it know it; empty where it is not held."""
+        return self._token if self.held else ""
+
+    def follow(self, token: str) -> None:
+        """Another rank of this run holds it, by this token."""
+        self._followed = token
 
     def acquire(self, owner: Owner, *, wait_s: float, takeover: bool) -> None:
         if self.held and not self.lost:
@@ -216,17 +226,24 @@ class Lease:
         self.lost = True
 
     def assure(self) -> None:
-        """Renew the lease, and raise if another has it now. Does nothing where none was taken."""
+        """Renew the lease, and raise if another has it now. Does nothing where none was taken.
+
+        A rank that follows the one that holds it only looks: the lease may have run out, as long as nobody took it.
+        """
         if not self.held:
+            if self._followed and (seen := self._look()) is not None and seen.token != self._followed:
+                raise self._displaced(str(seen))
             return
         with self._lock:
             if not self.lost and not self._write(self._version):
                 self._lose()
             if self.lost:
-                raise LocationBusyError(
-                    f"{self._client.uri} has been taken over by another run ({self._taken_by}); "
-                    f"nothing is committed there"
-                )
+                raise self._displaced(self._taken_by)
+
+    def _displaced(self, by: str) -> LocationBusyError:
+        return LocationBusyError(
+            f"{self._client.uri} has been taken over by another run ({by}); nothing is committed there"
+        )
 
     def release(self) -> None:
         """Let another take it at once. A store that is out of reach is no error: the lease then expires."""

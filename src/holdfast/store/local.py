@@ -12,6 +12,15 @@ says that it is not whole::
 
 Removing goes the other way round: the sentinel is there, durably, before the first byte goes.
 
+A writer that was stopped or cut off while a restart of its run took the location over does no harm when it wakes up:
+
+- The run that holds the location has a folder there, its *grant*, whose name is a number of its own. To take the
+  location over is to remove the grants of all others. The commit is one rename of the sentinel into the grant, and a
+  checkpoint is unmade by one rename of a sentinel out of it: both fail in the kernel, or at the file server, once the
+  grant is gone, however long ago the writer last looked.
+- What a writer puts into a folder that it has begun goes into that very folder, by its descriptor. If the restart has
+  removed it and made another of that name, the writer gets an error and the other folder nothing.
+
 Files are written past the page cache where the file system allows it: the bytes are not needed again
 in this process, and the cache's write-back would otherwise compete with the deadline.
 """
@@ -23,6 +32,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -31,9 +41,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from holdfast.base.claims import CLAIM, name_first
 from holdfast.base.process import Owner
 from holdfast.base.small_files import RefusedFileError, open_below, read_small
 from holdfast.errors import CheckpointCorruptError, CheckpointExistsError, LocationBusyError, StoreError
+from holdfast.locations import expanded
 from holdfast.store.base import MANIFEST, PARTS, SENTINEL, Backend, Sink
 from holdfast.store.manifest import step_of
 
@@ -55,6 +67,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _FRESH = ".begin-"
 """Begins the name of a folder that is about to become a checkpoint's."""
+
+_GRANT = "writer-"
+"""Begins the name of a grant, in the home folder."""
+
+_GRANT_NAME = re.compile(r"[0-9a-f]{16}")
+
+_GONE = (errno.ENOENT, errno.ESTALE)
+"""A folder was removed by somebody else while it was held open; a file server says the latter."""
+
+_TRIES = 100
+
+_MOST_BEGUN = 8
+"""Folders that are held open at a time: those of saves under way, and of the last ones that other ranks committed."""
 
 _SENTINEL_TEXT = b"This checkpoint is not whole: it is being written, or its writer was killed. Do not load it.\n"
 
@@ -132,14 +157,14 @@ class LocalSink(Sink):
 
     at_once = True
 
-    def __init__(self, path: str, size: int) -> None:
-        self._path = path
+    def __init__(self, path: str, size: int, shown: str | None = None) -> None:
+        self._path = shown or path
         self._fd = -1
         self._end = 0
         self._lock = threading.Lock()
         self._direct = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with _as_store_error(f"cannot write {path}"):
+        with _as_store_error(f"cannot write {self._path}"):
             # What a writer that died left here may be a hard link to a file of a whole checkpoint: the name goes,
             # and the bytes stay where they are needed.
             with contextlib.suppress(FileNotFoundError):
@@ -243,14 +268,43 @@ def is_in_use(root: str) -> bool:
         os.close(fd)
 
 
+def is_grant(name: str) -> bool:
+    """Whether this is the name of a grant in a home folder."""
+    return name.startswith(_GRANT) and _GRANT_NAME.fullmatch(name.removeprefix(_GRANT)) is not None
+
+
+def _revoke(grant: str) -> None:
+    """Remove a grant. Its run may be putting a sentinel there at this moment."""
+    for _ in range(_TRIES):
+        try:
+            shutil.rmtree(grant)
+            return
+        except FileNotFoundError:
+            if not os.path.lexists(grant):
+                return
+        except NotADirectoryError:
+            os.unlink(grant)  # somebody else's file or link by such a name
+            return
+        except OSError as error:
+            if os.path.islink(grant):
+                os.unlink(grant)
+                return
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    raise StoreError(f"cannot take {grant} from the run that had the location: it fills up again and again")
+
+
 class LocalBackend(Backend):
     """A folder that holds ``checkpoint-<step>/`` folders."""
 
     def __init__(self, root: str) -> None:
-        self.root = os.path.abspath(os.path.expanduser(root.removeprefix("file://")))
+        self.root = os.path.abspath(expanded(root.removeprefix("file://")))
         self.uri = self.root
         self._lock_fd: int | None = None
         self._lock_pid = 0
+        self._grant = ""
+        self._begun: dict[str, int] = {}
+        self._begun_lock = threading.Lock()
 
     def _folder(self, name: str) -> str:
         return os.path.join(self.root, name)
@@ -278,9 +332,13 @@ class LocalBackend(Backend):
                 raise CheckpointCorruptError(f"{name}: {error}") from error
 
     def _is_marked(self, name: str) -> bool:
+        return self._has_sentinel(self._folder(name))
+
+    @staticmethod
+    def _has_sentinel(folder: str) -> bool:
         """Whether the sentinel is there. An error is no answer: it must not make a checkpoint look whole."""
         try:
-            os.lstat(self._file(name, SENTINEL))
+            os.lstat(os.path.join(folder, SENTINEL))
             return True
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -318,7 +376,8 @@ class LocalBackend(Backend):
 
     def begin(self, name: str) -> None:
         folder = self._folder(name)
-        with _as_store_error(f"cannot create {folder}"):
+        with self._doing(f"cannot create {folder}"):
+            self.assure()
             make_folders(self.root)
             if not os.path.isdir(folder):
                 self._make_marked(name)
@@ -327,25 +386,75 @@ class LocalBackend(Backend):
                 # was committed by another rank since we looked, and to mark it now would undo that.
                 if os.path.lexists(self._file(name, MANIFEST)):
                     raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not written again")
-                self._mark_incomplete(name)
+                self._unmake(folder)
             else:
                 fsync_dir(folder)  # its maker may have been killed before its sentinel was durable
             fsync_dir(self.root)
+            self._hold(name)
+            # Once more: a folder that a restart has begun since the first look was there when it was opened.
+            self.assure()
 
     def _make_marked(self, name: str) -> None:
         """Make the folder together with its sentinel: no other rank can see the one without the other."""
         fresh = os.path.join(self.root, f"{_FRESH}{secrets.token_hex(6)}")
         os.mkdir(fresh)
-        self._mark_incomplete(os.path.basename(fresh))
+        self._mark_incomplete(fresh)
+        folder = self._folder(name)
         try:
-            os.rename(fresh, self._folder(name))
+            os.rename(fresh, folder)
         except OSError as error:
             shutil.rmtree(fresh, ignore_errors=True)
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise  # else another rank was first
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return  # another rank was first
+            # Not every file system that shows a bucket renames folders. A rank that sees this one before its sentinel
+            # takes it for a leftover, and marks it.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+            self._unmake(folder)
 
-    def _mark_incomplete(self, name: str) -> None:
-        sentinel = self._file(name, SENTINEL)
+    def _hold(self, name: str) -> None:
+        """Keep the folder of that name, and no later one, for what is written into it."""
+        self._let_go(name)
+        fd = os.open(self._folder(name), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with self._begun_lock:
+            self._begun[name] = fd
+            oldest = next(iter(self._begun)) if len(self._begun) > _MOST_BEGUN else None
+        if oldest is not None:
+            self._let_go(oldest)
+
+    def _let_go(self, name: str) -> None:
+        with self._begun_lock:
+            fd = self._begun.pop(name, None)
+            if fd is not None:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def _inside(self, name: str) -> Iterator[str]:
+        """A path to the folder that was begun here, even if another has its name now."""
+        with self._begun_lock:
+            held = self._begun.get(name)
+            fd = None if held is None else os.dup(held)
+        if fd is None:
+            yield self._folder(name)
+            return
+        try:
+            yield f"/proc/self/fd/{fd}"
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        """As :func:`_as_store_error`; what fails because another run has the location now says that."""
+        with _as_store_error(what):
+            try:
+                yield
+            except OSError as error:
+                if error.errno in (*_GONE, errno.ENOTEMPTY, errno.EEXIST):  # gone, or there again
+                    self.assure()
+                raise
+
+    def _mark_incomplete(self, folder: str) -> None:
+        sentinel = os.path.join(folder, SENTINEL)
         # One that is there already may be of a process that was killed before it was durable: fsync in either case.
         with contextlib.suppress(FileExistsError):
             fd = os.open(sentinel, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -357,37 +466,68 @@ class LocalBackend(Backend):
                     raise
             finally:
                 os.close(fd)
-        fsync_dir(self._folder(name))
+        fsync_dir(folder)
+
+    def _unmake(self, folder: str) -> None:
+        """Mark a checkpoint as not whole, unless another run has the location now."""
+        if not self._grant:
+            self._mark_incomplete(folder)
+            return
+        try:
+            sentinel = self._own_sentinel()
+        except OSError as error:
+            if error.errno not in _FULL:  # where there is no room for a file, room is made by removing what is there
+                raise
+            self.assure()
+            self._mark_incomplete(folder)
+            return
+        try:
+            os.rename(sentinel, os.path.join(folder, SENTINEL))
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(sentinel)
+            raise
+        fsync_dir(folder)
+
+    def _own_sentinel(self) -> str:
+        """A sentinel in the grant."""
+        path = os.path.join(self._grant, secrets.token_hex(8))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        return path
 
     def create(self, name: str, path: str, size: int) -> Sink:
         full = self._file(name, path)
-        if "/" in path:
-            with _as_store_error(f"cannot create {os.path.dirname(full)}"):
-                os.makedirs(os.path.dirname(full), exist_ok=True)
-        return LocalSink(full, size)
+        with self._inside(name) as folder:
+            within = os.path.join(folder, path)
+            if "/" in path:
+                with self._doing(f"cannot create {os.path.dirname(full)}"):
+                    os.makedirs(os.path.dirname(within), exist_ok=True)
+            with self._doing(f"cannot write {full}"):
+                return LocalSink(within, size, full)
 
     def adopt(self, name: str, path: str, source: str, source_path: str) -> dict[str, Any] | None:
         # A hard link: the file lies in both folders and its bytes once; removing either folder is safe.
-        target = self._file(name, path)
-        try:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
+        with self._inside(name) as folder:
+            target = os.path.join(folder, path)
+            try:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(target)
+                os.link(self._file(source, source_path), target, follow_symlinks=False)
+                if stat.S_ISREG(os.lstat(target).st_mode):
+                    return {}
                 os.unlink(target)
-            os.link(self._file(source, source_path), target, follow_symlinks=False)
-            if stat.S_ISREG(os.lstat(target).st_mode):
-                return {}
-            os.unlink(target)
-        except OSError:
-            pass
-        return None
+            except OSError:
+                pass
+            return None
 
     @contextlib.contextmanager
     def _new_part(self, name: str, part: str, data: bytes) -> Iterator[tuple[str, str]]:
         """A file with the data under a name of its own, and the name that it is to get."""
-        folder = self._file(name, PARTS)
-        target = os.path.join(folder, part)
-        temporary = _temporary(target)
-        with _as_store_error(f"cannot write into {self._folder(name)}"):
+        with self._inside(name) as begun, self._doing(f"cannot write into {self._folder(name)}"):
+            folder = os.path.join(begun, PARTS)
+            target = os.path.join(folder, part)
+            temporary = _temporary(target)
             os.makedirs(folder, exist_ok=True)
             try:
                 with open(temporary, "wb") as file:
@@ -403,55 +543,82 @@ class LocalBackend(Backend):
 
     def claim_part(self, name: str, part: str, data: bytes) -> bool:
         with self._new_part(name, part, data) as (temporary, target):
-            try:
-                os.link(temporary, target)
-                return True
-            except FileExistsError:
-                return False
+            return name_first(temporary, target)
 
     def read_parts(self, name: str) -> dict[str, bytes]:
         folder = self._file(name, PARTS)
         parts: dict[str, bytes] = {}
         with _as_store_error(f"cannot read {folder}"), contextlib.suppress(FileNotFoundError):
             for part in os.listdir(folder):
-                if not part.endswith(".tmp"):
+                if not part.endswith((".tmp", CLAIM)):
                     with contextlib.suppress(FileNotFoundError):
                         parts[part] = read_small(os.path.join(folder, part), _LARGEST)
         return parts
 
     def commit(self, name: str, manifest: bytes) -> None:
         folder = self._folder(name)
-        with _as_store_error(f"cannot commit {folder}"):
-            self._check_not_displaced()
-            if not self._is_marked(name):
+        with self._doing(f"cannot commit {folder}"), self._inside(name) as begun:
+            self.assure()
+            if not self._has_sentinel(begun):
                 if os.path.lexists(self._file(name, MANIFEST)):
                     raise CheckpointExistsError(f"{folder} is a whole checkpoint already; it is not committed again")
                 raise StoreError(f"cannot commit {folder}: it was not begun, or has been removed since")
-            for parent, _, _ in os.walk(folder):
-                if parent != folder:
+            for parent, _, _ in os.walk(begun):
+                if parent != begun:
                     fsync_dir(parent)
-            write_durable(self._file(name, MANIFEST), manifest)
-            os.unlink(self._file(name, SENTINEL))
-            fsync_dir(folder)
+            write_durable(os.path.join(begun, MANIFEST), manifest)
+            self._remove_sentinel(os.path.join(begun, SENTINEL))
+            fsync_dir(begun)
             # Last: a rank that claims the folder because it finds no claim must also find that it is whole.
-            shutil.rmtree(self._file(name, PARTS), ignore_errors=True)
+            shutil.rmtree(os.path.join(begun, PARTS), ignore_errors=True)
+        self._let_go(name)
+
+    def _remove_sentinel(self, sentinel: str) -> None:
+        """The commit: one rename, which cannot be done by who has lost the grant."""
+        if not self._grant:
+            os.unlink(sentinel)
+            return
+        aside = os.path.join(self._grant, secrets.token_hex(8))
+        os.rename(sentinel, aside)
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
 
     def amend(self, name: str, manifest: bytes) -> None:
-        with _as_store_error(f"cannot write into {self._folder(name)}"):
-            write_durable(self._file(name, MANIFEST), manifest)
+        with self._doing(f"cannot write into {self._folder(name)}"):
+            self.assure()
+            if not self._grant:
+                write_durable(self._file(name, MANIFEST), manifest)
+                return
+            changed = os.path.join(self._grant, secrets.token_hex(8))
+            write_durable(changed, manifest)
+            os.rename(changed, self._file(name, MANIFEST))
+            fsync_dir(self._folder(name))
 
     def discard(self, name: str, keep: Callable[[str], bool] | None = None) -> None:
         # `keep` is for backends whose folders refer to each other; hard links need no such care.
         folder = self._folder(name)
-        with _as_store_error(f"cannot remove {folder}"):
+        with self._doing(f"cannot remove {folder}"):
+            self._let_go(name)
             if os.path.islink(folder):
+                self.assure()
                 os.unlink(folder)
                 fsync_dir(self.root)
                 return
             try:
-                self._mark_incomplete(name)
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 return
+            try:
+                # By its descriptor, so that a folder that another run makes of the same name meanwhile loses nothing.
+                self._empty(f"/proc/self/fd/{fd}")
+            finally:
+                os.close(fd)
+            os.rmdir(folder)
+            fsync_dir(self.root)
+
+    def _empty(self, folder: str) -> None:
+        self._unmake(folder)
+        for _ in range(2):  # what another rank has put there meanwhile goes too
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name != SENTINEL:
@@ -459,14 +626,16 @@ class LocalBackend(Backend):
                             shutil.rmtree(entry.path)
                         else:
                             os.unlink(entry.path)
-            # The manifest's removal is durable before the sentinel's: else a power cut could undo only the former.
-            fsync_dir(folder)
-            shutil.rmtree(folder)
-            fsync_dir(self.root)
+        # The manifest's removal is durable before the sentinel's: else a power cut could undo only the former.
+        fsync_dir(folder)
+        os.unlink(os.path.join(folder, SENTINEL))
 
     def set_aside(self, name: str) -> None:
-        with _as_store_error(f"cannot mark {self._folder(name)}"), contextlib.suppress(FileNotFoundError):
-            self._mark_incomplete(name)
+        with self._doing(f"cannot mark {self._folder(name)}"):
+            try:
+                self._unmake(self._folder(name))
+            except FileNotFoundError:
+                self.assure()  # else the folder is not there
 
     def acquire(self, owner: Owner, *, wait_s: float = 0.0, takeover: bool = False) -> None:
         if self._holds():
@@ -483,9 +652,15 @@ class LocalBackend(Backend):
                 # The other one keeps its lock, on a file that is no longer the location's: its commits say so.
                 write_durable(self._lock_file, b"")
             fd = self._lock(time.monotonic() + wait_s)
-            with contextlib.suppress(OSError):  # the lock counts; its text is for people, and the disk may be full
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, json.dumps(owner.as_dict()).encode(), 0)
+            with contextlib.suppress(OSError):  # the lock counts, and the disk may be full
+                text = json.dumps(owner.as_dict()).encode()
+                os.pwrite(fd, text, 0)
+                os.ftruncate(fd, len(text))
+            try:
+                self._grant = self._new_grant()
+            except OSError:
+                os.close(fd)
+                raise
         self._lock_fd = fd
         self._lock_pid = os.getpid()
         _HELD[place] = os.getpid()
@@ -493,6 +668,45 @@ class LocalBackend(Backend):
             for entry in os.listdir(self.root):
                 if entry.startswith(_FRESH):  # of a process that was killed between two system calls
                     shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
+
+    def _new_grant(self) -> str:
+        """Take their grants from all others, and make one."""
+        home = os.path.join(self.root, HOME)
+        for name in os.listdir(home):
+            if is_grant(name):
+                _revoke(os.path.join(home, name))
+        grant = os.path.join(home, _GRANT + secrets.token_hex(8))
+        try:
+            os.mkdir(grant)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            return ""  # the lock alone then says whose the location is
+        fsync_dir(home)
+        return grant
+
+    def grant(self) -> str:
+        return os.path.basename(self._grant).removeprefix(_GRANT)
+
+    def join(self, grant: str) -> None:
+        if _GRANT_NAME.fullmatch(grant):
+            self._grant = os.path.join(self.root, HOME, _GRANT + grant)
+
+    def assure(self) -> None:
+        with _as_store_error(f"cannot read {self.root}"):
+            displaced = self._lock_fd is not None and self._holds() and not self._is_the_lock(self._lock_fd)
+            if self._grant and not displaced:
+                try:
+                    os.stat(self._grant)
+                except OSError as error:
+                    if error.errno not in _GONE:
+                        raise
+                    displaced = True
+        if displaced:
+            raise LocationBusyError(
+                f"{self.root} has been taken over by another run, or by a restart of this one; nothing is committed or "
+                f"removed there"
+            )
 
     @property
     def _lock_file(self) -> str:
@@ -521,7 +735,8 @@ class LocalBackend(Backend):
                         f"one first"
                     )
                     with contextlib.suppress(ValueError):
-                        busy.beside = Owner.from_dict(json.loads(holder)).is_beside()
+                        busy.holder = Owner.from_dict(json.loads(holder))
+                        busy.beside = busy.holder.is_beside()
                     raise busy from None
                 time.sleep(0.05)
             os.close(fd)
@@ -536,11 +751,10 @@ class LocalBackend(Backend):
     def _holds(self) -> bool:
         return self._lock_fd is not None and self._lock_pid == os.getpid()
 
-    def _check_not_displaced(self) -> None:
-        if self._lock_fd is not None and self._holds() and not self._is_the_lock(self._lock_fd):
-            raise LocationBusyError(f"{self.root} has been taken over by another run; nothing is committed there")
-
     def release(self) -> None:
+        # The grant stays, for ranks that are still at a save: the next run takes it away.
+        for name in list(self._begun):
+            self._let_go(name)
         if self._lock_fd is not None:
             if self._holds():
                 if self._is_the_lock(self._lock_fd) or not os.path.exists(self._lock_file):

@@ -304,6 +304,7 @@ class ObjectBackend(Backend):
         self._client.delete(f"remove {self._location(name)}", [self._key(name, path) for path in paths])
 
     def discard(self, name: str, keep: Callable[[str], bool] | None = None) -> None:
+        self._lease.assure()
         files = self._files(name)
         if MANIFEST in files:
             self._delete(name, [MANIFEST])
@@ -315,11 +316,21 @@ class ObjectBackend(Backend):
 
     def set_aside(self, name: str) -> None:
         if MANIFEST in self._files(name):
+            self._lease.assure()
             self._delete(name, [MANIFEST])
             self._client.put(f"write {self._location(name, SENTINEL)}", self._key(name, SENTINEL), _SET_ASIDE)
 
     def acquire(self, owner: Owner, *, wait_s: float = 0.0, takeover: bool = False) -> None:
         self._lease.acquire(owner, wait_s=wait_s, takeover=takeover)
+
+    def grant(self) -> str:
+        return self._lease.token
+
+    def join(self, grant: str) -> None:
+        self._lease.follow(grant)
+
+    def assure(self) -> None:
+        self._lease.assure()
 
     def release(self) -> None:
         self._lease.release()

@@ -500,6 +500,31 @@ class BackendContract:
         save_checkpoint(other, 3, {"a": b"3"})
         other.release()
 
+    def test_another_rank_of_a_run_that_is_pushed_aside_commits_and_removes_nothing(self, backend: Backend) -> None:
+        backend.acquire(Owner("first"))
+        grant = backend.grant()
+        if not grant:
+            pytest.skip("this backend tells the ranks that did not acquire the location nothing (Backend.grant)")
+        rank = self.reopen(backend)
+        rank.join(grant)
+        save_checkpoint(rank, 1, {"a": b"1"})
+        rank.begin("checkpoint-2")
+        other = self.reopen(backend)
+        other.acquire(Owner("second"), takeover=True)
+        for one in (backend, rank):
+            with pytest.raises(LocationBusyError):
+                one.assure()
+            with pytest.raises(LocationBusyError):
+                one.commit("checkpoint-2", manifest_for(2, []).encode())
+            with pytest.raises(LocationBusyError):
+                one.discard("checkpoint-1")
+            with pytest.raises(LocationBusyError):
+                one.set_aside("checkpoint-1")
+        other.assure()
+        assert [checkpoint.step for checkpoint in whole([other])] == [1]
+        backend.release()
+        other.release()
+
     def test_a_restart_of_the_same_run_gets_the_place(self, backend: Backend) -> None:
         backend.acquire(Owner("same"))
         if not self.restart_displaces:

@@ -135,6 +135,15 @@ class CrashingBackend(Backend):
     def acquire(self, owner: Owner, *, wait_s: float = 0.0, takeover: bool = False) -> None:
         self.inner.acquire(owner, wait_s=wait_s, takeover=takeover)
 
+    def grant(self) -> str:
+        return self.inner.grant()
+
+    def join(self, grant: str) -> None:
+        self.inner.join(grant)
+
+    def assure(self) -> None:
+        self.inner.assure()
+
     def release(self) -> None:
         self.inner.release()
 

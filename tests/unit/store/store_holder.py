@@ -33,8 +33,8 @@ def main(location: str, run: str, lease_s: str = "120", child: str = "") -> None
     for line in sys.stdin:
         if line.startswith("commit"):
             step = int(line.split()[1])
-            backend.begin(f"checkpoint-{step}")
             try:
+                backend.begin(f"checkpoint-{step}")
                 backend.commit(f"checkpoint-{step}", manifest_for(step, []).encode())
                 print("committed", flush=True)
             except LocationBusyError as error:

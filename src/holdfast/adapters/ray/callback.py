@@ -20,6 +20,7 @@ from holdfast.adapters.ray.patches import RAY
 from holdfast.base.patching import MissingTargetsError
 from holdfast.config import Settings, settings_table
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.locations import expanded
 
 _PATHS = ("dir", "fallback", "progress_file", "notice_file")
 """Settings that may be relative paths: they mean the driver's folder, not the worker's."""
@@ -128,7 +129,7 @@ def _variables(environ: Mapping[str, str], config: JITCheckpointConfig | None) -
     }
     for name in (variable for setting in _PATHS for variable in table[setting].env):
         if name in variables and "://" not in variables[name]:
-            variables[name] = os.path.abspath(os.path.expanduser(variables[name]))
+            variables[name] = os.path.abspath(expanded(variables[name]))
     waits = table["kill_wait"].env
     if config is not None and not any(name in variables for name in waits):
         variables[waits[0]] = str(config.kill_wait)

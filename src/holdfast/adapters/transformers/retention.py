@@ -89,7 +89,7 @@ class Keeper:
 
     def tidy(self) -> None:
         """On rank 0, at the start: interruptions add checkpoints, and have no time to remove any."""
-        for backend in self._session.backends if self._saver is not None and self._saver.rank == 0 else ():
+        for backend in self._session.taken if self._saver is not None and self._saver.rank == 0 else ():
             try:
                 self.retire(backend)
             except StoreError as error:
