@@ -1,0 +1,172 @@
+"""A checkpoint whose pickles were crafted runs no code: not in a resume, and not in ``holdfast verify``."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pickle
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+
+from holdfast.store import MANIFEST
+from holdfast.store.manifest import FileEntry, Manifest
+from holdfast.store.pickled import is_pickle, refused
+from tests.attacks.hostile import ended
+from tests.jobs.lightning import drill as lightning
+from tests.jobs.transformers import drill as transformers
+from tests.kit.checks import assert_whole
+
+
+class Call:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+class Own:
+    """A class of a script."""
+
+
+def crafted(checkpoint: Path, path: str, change: Callable[[Any], Any]) -> None:
+    """Change what a pickle in a checkpoint holds, as whoever can write there can: sizes and checksums fit."""
+    file = checkpoint / path
+    content = change(torch.load(file, weights_only=False))
+    file.unlink()
+    torch.save(content, file)
+    data = file.read_bytes()
+    manifest = Manifest.decode((checkpoint / MANIFEST).read_bytes())
+    entry = FileEntry(path, len(data), xxhash.xxh3_128_hexdigest(data))
+    files = tuple(entry if one.path == path else one for one in manifest.files)
+    (checkpoint / MANIFEST).write_bytes(replace(manifest, files=files).encode())
+
+
+def bytes_of(value: Any, **options: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    file.seek(0)
+    return file
+
+
+# ---------------------------------------------------------------------- what is told without reading
+
+
+@pytest.mark.parametrize("name", ["lightning.ckpt", "optimizer.pt", "rng_state_0.pth"])
+@pytest.mark.parametrize(
+    "value",
+    [Call(os.system, "true"), Call(builtins.exec, "pass"), Call(torch.hub.load, "x", "y"), Own(), Own, np.load],
+    ids=lambda value: type(value).__name__ if isinstance(value, Own) else None,
+)
+def test_whatever_is_called_besides_what_makes_values_is_named(name: str, value: Any) -> None:
+    assert len(refused(name, bytes_of({"a": [value]}))) == 1
+    assert refused(name, bytes_of({"a": [value]}, pickle_protocol=4)) != []
+
+
+def test_other_containers_than_torch_saves_are_refused() -> None:
+    assert "no archive" in refused("optimizer.pt", io.BytesIO(pickle.dumps(1)))[0]
+    assert "no archive" in refused("optimizer.pt", bytes_of(1, _use_new_zipfile_serialization=False))[0]
+    program = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), program)
+    program.seek(0)
+    assert refused("lightning.ckpt", program) != []
+
+
+def test_what_passes_is_what_torch_lets_pass() -> None:
+    from holdfast.adapters.lightning.file import _PLAIN
+
+    value = {
+        "tensors": [torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.bool, torch.complex64, torch.uint16)],
+        "others": [torch.nn.Parameter(torch.ones(1)), torch.ones(2).to_sparse(), torch.Size([1]), torch.float16],
+        "values": [1, 2.5, "x", b"y", None, {1}, bytearray(b"z"), 1j, OrderedDict(a=1), torch.device("cpu"), 1 << 80],
+    }
+    assert refused("optimizer.pt", bytes_of(value)) == []
+    torch.load(bytes_of(value), weights_only=True)
+    random = {**value, "numpy": np.random.get_state()}
+    assert refused("rng_state.pth", bytes_of(random)) == []
+    assert refused("optimizer.pt", bytes_of(random)) != []
+    lightning_too = {**random, "more": [Path("a"), np.float32(1), np.zeros((2, 2)), range(3), frozenset({1})]}
+    assert refused("lightning.ckpt", bytes_of(lightning_too)) == []
+    with torch.serialization.safe_globals(list(_PLAIN)):
+        again = torch.load(bytes_of(lightning_too), weights_only=True)
+    assert again["more"][:2] == [Path("a"), np.float32(1)]
+    assert is_pickle("lightning.ckpt")
+    assert not is_pickle("model.safetensors")
+
+
+# ---------------------------------------------------------------------- Lightning
+
+
+@pytest.fixture(scope="module")
+def lightning_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted. Its last folder is the one of its checkpoints."""
+    folder = tmp_path_factory.mktemp("lightning")
+    fault = {"rank": 0, "step": 3, "phase": "forward", "action": "TERM"}
+    stopped = lightning.shared().run(lightning.Spec(str(folder), faults=[fault]))
+    assert stopped.codes == [143], stopped.log
+    assert_whole(str(folder / "root" / "holdfast"))
+    return folder
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("place", "function"), [("callbacks", os.system), ("state_dict", builtins.exec), ("hyper_parameters", os.system)]
+)
+def test_lightning_refuses_it(lightning_run: Path, tmp_path: Path, place: str, function: Callable[..., Any]) -> None:
+    shutil.copytree(lightning_run, tmp_path / "run")
+    location, ran = tmp_path / "run" / "root" / "holdfast", tmp_path / "ran"
+    code = f"touch {ran}" if function is os.system else f"open({str(ran)!r}, 'w')"
+    newest = next(location.glob("checkpoint-*"))
+    crafted(
+        newest,
+        "lightning.ckpt",
+        lambda content: {**content, place: {**content.get(place, {}), "x": Call(function, code)}},
+    )
+    again = lightning.shared().run(lightning.Spec(str(tmp_path / "run")))
+    assert not ran.exists(), "the checkpoint ran code"
+    assert again.codes == [1], again.log
+    assert "could run code when it is read" in again.log
+    assert "fit(weights_only=False)" in again.log
+    verified = ended("verify", location)
+    assert verified.returncode == 1
+    assert "could run code when it is read" in verified.stdout
+
+
+# ---------------------------------------------------------------------- Transformers
+
+
+@pytest.fixture(scope="module")
+def trainers_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trainer")
+    fault = {"rank": 0, "step": 3, "phase": "forward", "action": "TERM"}
+    stopped = transformers.shared().run(transformers.Spec(str(folder), faults=[fault]))
+    assert stopped.codes == [143], stopped.log
+    assert_whole(str(folder))
+    return folder
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("path", ["optimizer.pt", "scheduler.pt"])
+def test_the_trainer_refuses_it(trainers_run: Path, tmp_path: Path, path: str) -> None:
+    shutil.copytree(trainers_run, tmp_path / "run")
+    ran = tmp_path / "ran"
+    newest = next((tmp_path / "run").glob("checkpoint-*"))
+    crafted(newest, path, lambda content: {**content, "x": Call(os.system, f"touch {ran}")})
+    again = transformers.shared().run(transformers.Spec(str(tmp_path / "run")))
+    assert not ran.exists(), "the checkpoint ran code"
+    assert again.codes == [1], again.log
+    verified = ended("verify", tmp_path / "run")
+    assert verified.returncode == 1
+    assert "could run code when it is read" in verified.stdout
