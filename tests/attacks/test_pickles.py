@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import os
 import pickle
@@ -17,7 +18,10 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
+from holdfast.errors import StateError
 from holdfast.store import MANIFEST
 from holdfast.store.manifest import FileEntry, Manifest
 from holdfast.store.pickled import is_pickle, refused
@@ -42,12 +46,17 @@ class Own:
 
 
 def crafted(checkpoint: Path, path: str, change: Callable[[Any], Any]) -> None:
-    """Change what a pickle in a checkpoint holds, as whoever can write there can: sizes and checksums fit."""
+    """Change what a pickle in a checkpoint holds."""
     file = checkpoint / path
     content = change(torch.load(file, weights_only=False))
     file.unlink()
     torch.save(content, file)
-    data = file.read_bytes()
+    sealed(checkpoint, path)
+
+
+def sealed(checkpoint: Path, path: str) -> None:
+    """Let size and checksum of a file fit, as whoever can write there can."""
+    data = (checkpoint / path).read_bytes()
     manifest = Manifest.decode((checkpoint / MANIFEST).read_bytes())
     entry = FileEntry(path, len(data), xxhash.xxh3_128_hexdigest(data))
     files = tuple(entry if one.path == path else one for one in manifest.files)
@@ -170,3 +179,82 @@ def test_the_trainer_refuses_it(trainers_run: Path, tmp_path: Path, path: str) -
     verified = ended("verify", tmp_path / "run")
     assert verified.returncode == 1
     assert "could run code when it is read" in verified.stdout
+
+
+# ---------------------------------------------------------------------- shards of torch.distributed.checkpoint
+
+
+def _unpickled_by_system(metadata: Path, ran: Path) -> None:
+    """Put a call in place of DCP's metadata."""
+    metadata.write_bytes(pickle.dumps(Call(os.system, f"touch {ran}")))
+
+
+def _values_by_system(folder: Path, ran: Path) -> None:
+    """Put a call in place of a value among the shards, as the metadata then says."""
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    shard = folder / "__0_0.distcp"
+    content, value = shard.read_bytes(), bytes_of(Call(os.system, f"touch {ran}")).getvalue()
+    kinds = BytesStorageMetadata
+    names = [name for name, one in metadata.state_dict_metadata.items() if isinstance(one, kinds)]
+    for index, info in metadata.storage_data.items():
+        if index.fqn in names:
+            info.relative_path, info.offset, info.length = shard.name, len(content), len(value)
+    shard.write_bytes(content + value)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "craft", [lambda folder, ran: _unpickled_by_system(folder / ".metadata", ran), _values_by_system]
+)
+def test_shards_are_read_without_running_code(craft: Callable[..., None], tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from holdfast.adapters.transformers.patches import SHARDS, TORCH
+    from holdfast.adapters.transformers.shards import Readers
+
+    def loaded() -> dict[str, Any]:
+        state = {"weights": torch.zeros(3), "groups": {"lr": 0.0, "betas": (0.0, 0.0), "fused": True}}
+        dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+        return state
+
+    folder, ran = tmp_path / "shards", tmp_path / "ran"
+    state = {"weights": torch.ones(3), "groups": {"lr": 0.5, "betas": (0.9, 0.99), "fused": None}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    with TORCH.applied(SHARDS, Readers):
+        assert loaded()["groups"] == state["groups"]
+        with (folder / ".metadata").open("rb") as file:
+            assert refused("x/.metadata", file) == []
+        craft(folder, ran)
+        with pytest.raises((StateError, CheckpointException), match=r"could run code when it is read: posix\.system"):
+            loaded()
+    assert not ran.exists()
+    with contextlib.suppress(Exception, CheckpointException):
+        loaded()
+    assert ran.exists(), "the attack is none: torch alone does not fall for it"
+
+
+@pytest.mark.slow
+def test_a_sharded_trainer_refuses_it(tmp_path: Path) -> None:
+    args = {"fsdp": "full_shard", "max_steps": 12}
+    args["fsdp_config"] = {
+        "fsdp_version": 2,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "transformer_layer_cls_to_wrap": ["GPT2Block"],
+    }
+    script = str(transformers.SCRIPTS / "transformers_fsdp.py")
+    fault = {"rank": 0, "step": 3, "phase": "forward", "action": "TERM"}
+    spec = transformers.Spec(str(tmp_path / "run"), world=2, script=script, args=args, faults=[fault])
+    stopped = transformers.shared().run(spec)
+    assert stopped.codes == [143, 143], stopped.log
+    assert_whole(spec.dir)
+    ran = tmp_path / "ran"
+    newest = next((tmp_path / "run").glob("checkpoint-*"))
+    _unpickled_by_system(newest / "optimizer_0" / ".metadata", ran)
+    sealed(newest, "optimizer_0/.metadata")
+    again = transformers.shared().run(spec.plain())
+    assert not ran.exists(), "the checkpoint ran code"
+    assert 0 not in again.codes, again.log
+    verified = ended("verify", spec.dir)
+    assert verified.returncode == 1
+    assert "could run code when it is read: posix.system" in verified.stdout

@@ -7,11 +7,12 @@ that the command line, too, can tell what a resume refuses: nothing that it name
 
 from __future__ import annotations
 
+import pickle
 import pickletools
 import re
 import zipfile
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from typing import IO
+from typing import IO, Any
 
 from holdfast.base.words import shown
 
@@ -48,13 +49,28 @@ _OF_TRAINER, _OF_RANDOM, _OF_LIGHTNING = (
 """What makes plain values, whatever it is called with: by file, what its reader lets pass."""
 
 
+_SHARDS = re.compile(r"(.*/)?(__\d+)?\.metadata")
+_OF_SHARDS = re.compile(
+    r"torch\.distributed\.checkpoint\.metadata\.(Metadata|MetadataIndex|StorageMeta|Tensor(StorageMetadata|Properties)|"
+    r"(Bytes|Chunk)StorageMetadata|_MEM_FORMAT_ENCODING)|torch\.distributed\.checkpoint\.filesystem\._StorageInfo|"
+    rf"pathlib\.(_local\.)?(Pure)?PosixPath|{_TENSORS}"
+)
+"""What the ``.metadata`` of ``torch.distributed.checkpoint`` is made of."""
+
+
 def is_pickle(path: str) -> bool:
-    """Whether a resume reads this file of a checkpoint by ``torch.load``."""
-    return path == LIGHTNING or any(kind.fullmatch(path) for kind in (_TRAINERS, _RANDOM))
+    """Whether a resume reads this file of a checkpoint as a pickle."""
+    return path == LIGHTNING or any(kind.fullmatch(path) for kind in (_TRAINERS, _RANDOM, _SHARDS))
+
+
+def may_describe_shards(module: str, name: str) -> bool:
+    return _OF_SHARDS.fullmatch(f"{module}.{name}") is not None
 
 
 def refused(path: str, file: IO[bytes]) -> list[str]:
     """What in this file of a checkpoint a resume does not read, by name; an empty list: it reads all of it."""
+    if _SHARDS.fullmatch(path):
+        return _refused_in_metadata(file)
     try:
         with zipfile.ZipFile(file) as archive:
             pickles = [one for one in archive.infolist() if one.filename.endswith(".pkl")]
@@ -68,10 +84,15 @@ def refused(path: str, file: IO[bytes]) -> list[str]:
         return [f"no archive of torch.save ({error})"]
 
 
+def refused_value(file: IO[bytes]) -> list[str]:
+    """As :func:`refused`, of a value among the shards."""
+    return refused("optimizer.pt", file)
+
+
 def refusal(names: list[str]) -> str:
     """The same in words."""
     named = ", ".join(shown(name) for name in names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
-    return f"holds what could run code when it is read: {named}. A resume refuses it, unless the script allows it"
+    return f"holds what could run code when it is read: {named}. A resume refuses it"
 
 
 def refused_in(path: str, pickle: IO[bytes]) -> list[str]:
@@ -95,3 +116,32 @@ def _today(module: str, name: str) -> str:
     """The name of today for what a pickle of Python 2's protocol names."""
     module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
     return f"{module}.{name}"
+
+
+class _Inert:
+    """Stands for whatever a pickle names, and does nothing."""
+
+    def __new__(cls, *_: Any) -> Any:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+def _refused_in_metadata(file: IO[bytes]) -> list[str]:
+    """This one is of a protocol in which names are made by the pickle: it is read, but nothing that it names is."""
+    found: set[str] = set()
+
+    class Names(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if not may_describe_shards(module, name):
+                found.add(f"{module}.{name}")
+            return type("_Inert", (_Inert,), {})
+
+    try:
+        if file.seek(0, 2) > _LARGEST:
+            return ["a pickle that is too large"]
+        file.seek(0)
+        Names(file).load()
+    except Exception as error:  # whatever a broken one leads to
+        found.add(f"a broken pickle ({error})")
+    return sorted(found)

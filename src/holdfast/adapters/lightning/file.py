@@ -43,8 +43,8 @@ def read_checkpoint(file: io.RawIOBase, location: str, *, trusting: bool) -> Any
         return torch.load(file, map_location="cpu", weights_only=False)
     if names := _not_allowed(refused(LIGHTNING, io.BufferedReader(file))):
         raise StateError(
-            f"{location}/{LIGHTNING} {refusal(names)}: by torch.serialization.add_safe_globals([…]) before fit, or, "
-            f"for everything, by fit(weights_only=False)"
+            f"{location}/{LIGHTNING} {refusal(names)}, unless the script allows it: a class by "
+            f"torch.serialization.add_safe_globals([…]) before fit, everything by fit(weights_only=False)"
         )
     file.seek(0)
     try:
