@@ -28,10 +28,25 @@ def is_own_folder(path: str) -> bool:
         return False
 
 
+def is_unshared(path: str) -> bool:
+    """Whether this is a folder of this user that nobody else can write to, whoever may read it."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
 def runtime_folder() -> str:
     """Where files for other processes of this user lie: ``XDG_RUNTIME_DIR`` if that is the user's, else ``/tmp``."""
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     return given if os.path.isabs(given) and is_own_folder(given) else tempfile.gettempdir()
+
+
+def runtime_folders() -> list[str]:
+    """All that :func:`runtime_folder` can be in processes of this user, which may have other variables."""
+    login = f"/run/user/{os.getuid()}"
+    return list(dict.fromkeys([runtime_folder(), *([login] if is_own_folder(login) else []), tempfile.gettempdir()]))
 
 
 def own_folder(path: str) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 
-from holdfast.base.private_folders import own_folder, own_folders, runtime_folder
+from holdfast.base.private_folders import own_folder, own_folders, runtime_folder, runtime_folders
 from holdfast.base.process import process_start
 from holdfast.base.small_files import read_json
 from holdfast.recorder.shared import leave
@@ -33,26 +33,32 @@ class Marker:
         return process_start(self.pid) == self.started
 
 
-def _folder() -> str:
-    return os.path.join(runtime_folder(), f"holdfast-{os.getuid()}-ray")
+_NAME = f"holdfast-{os.getuid()}-ray"
 
 
 def leave_marker(marker: Marker) -> None:
     """Without a place for it the run goes on; people then have to look for its processes by themselves."""
     with contextlib.suppress(OSError):
-        leave(os.path.join(own_folder(_folder()), f"{marker.pid}.json"), json.dumps(asdict(marker)).encode())
+        leave(
+            os.path.join(own_folder(os.path.join(runtime_folder(), _NAME)), f"{marker.pid}.json"),
+            json.dumps(asdict(marker)).encode(),
+        )
 
 
 def remove_marker() -> None:
-    for folder in own_folders(_folder()):
+    for folder in _folders():
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, f"{os.getpid()}.json"))
+
+
+def _folders() -> list[str]:
+    return [folder for parent in runtime_folders() for folder in own_folders(os.path.join(parent, _NAME))]
 
 
 def markers() -> list[Marker]:
     """The workers that are alive, by run and rank. What dead ones left is removed."""
     found = []
-    for folder in own_folders(_folder()):
+    for folder in _folders():
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             try:
