@@ -8,6 +8,8 @@ import io
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,6 +153,48 @@ def test_lightning_refuses_it(lightning_run: Path, tmp_path: Path, place: str, f
     verified = ended("verify", location)
     assert verified.returncode == 1
     assert "could run code when it is read" in verified.stdout
+
+
+OBJECTS = Path(__file__).parent / "scripts" / "lightning_objects.py"
+
+
+def fitted(out: Path, *words: str, on: bool = True) -> tuple[int, str]:
+    out.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(OBJECTS), str(out), *words],
+        env={**os.environ, "HOLDFAST_ENABLED": str(int(on)), "HOLDFAST_KILL_WAIT": "0", "OMP_NUM_THREADS": "1"},
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_hyper_parameters_of_any_kind_are_no_obstacle_and_in_no_pickle(tmp_path: Path) -> None:
+    code, said = fitted(tmp_path / "run")
+    assert code == 143, said
+    saved = assert_whole(str(tmp_path / "run" / "holdfast")).location
+    assert torch.load(f"{saved}/lightning.ckpt", weights_only=True)["hyper_parameters"] == {"width": 4}
+    code, said = fitted(tmp_path / "run")
+    assert code == 0, said
+    assert "had ['mode', 'optimizer', 'width'] a" in said
+    (tmp_path / "undisturbed").mkdir()
+    (tmp_path / "undisturbed" / "stopped").touch()
+    assert said.splitlines()[-1] in fitted(tmp_path / "undisturbed", on=False)[1]
+
+
+def test_a_script_that_says_so_has_its_own_objects_back_and_is_told_before(tmp_path: Path) -> None:
+    code, said = fitted(tmp_path / "run", "callback")
+    assert code == 143, said
+    assert "checkpoints of this fit hold __main__.Mode, and are resumed from only if the script allows that" in said
+    code, refusal = fitted(tmp_path / "run", "callback")
+    assert code == 1
+    assert "could run code when it is read: __main__.Mode" in refusal
+    code, said = fitted(tmp_path / "run", "callback", "trusting")
+    assert code == 0, said
+    assert "kept kept" in said
 
 
 # ---------------------------------------------------------------------- Transformers
