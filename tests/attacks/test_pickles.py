@@ -163,7 +163,7 @@ def fitted(out: Path, *words: str, on: bool = True) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, str(OBJECTS), str(out), *words],
         env={**os.environ, "HOLDFAST_ENABLED": str(int(on)), "HOLDFAST_KILL_WAIT": "0", "OMP_NUM_THREADS": "1"},
-        cwd=out,
+        cwd=out.parent,
         capture_output=True,
         text=True,
         timeout=250,
