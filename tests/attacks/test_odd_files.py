@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -53,6 +55,30 @@ def test_commands_and_starts_live_with_odd_files_in_the_folder_of_a_run(name: st
     else:
         assert "resumes Checkpoint" in start.stdout, start.stderr
         assert start.returncode == 0, start.stderr
+
+
+@pytest.mark.core
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("odd", ODD)
+def test_a_followed_loop_starts_beside_odd_files(odd: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from holdfast.adapters.replay.file_history import FileHistory; "
+        "from holdfast.adapters.replay.identity import owner_of, records_in; "
+        "history = FileHistory(sys.argv[2] + '/files-0'); history.recall(); "
+        "print(owner_of(sys.argv[1]), records_in(sys.argv[2]), history.changes)"
+    )
+    home = tmp_path / "run" / ".holdfast"
+    (home / "processes").mkdir(parents=True)
+    for name in ("run.json", "processes/a.json", "files-0"):
+        ODD[odd](home / name)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run"), str(home)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert done.stdout == "{} {'a': {}} {}\n"
 
 
 @pytest.mark.parametrize("odd", ODD)

@@ -11,17 +11,19 @@ import os
 import site
 import subprocess
 import sys
+from collections.abc import Mapping
 
-from holdfast.kubeflow.records import ended_in, is_installed, mark_installed, read_folder
+from holdfast.kubeflow.records import INDEX_URLS, ended_in, is_installed, mark_installed, read_folder
 from holdfast.launch import leash
 
 
 def main(folder: str, arguments: list[str]) -> None:
     environment = os.path.join(folder, "venv")
     python = os.path.join(environment, "bin", "python")
+    urls = os.environ.pop(INDEX_URLS, "").splitlines()
     try:
         if not is_installed(folder):
-            _make(folder, environment, python)
+            _make(folder, environment, python, urls)
             mark_installed(folder)
         os.execv(python, [python, *arguments])
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -31,18 +33,18 @@ def main(folder: str, arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def _make(folder: str, environment: str, python: str) -> None:
+def _make(folder: str, environment: str, python: str, urls: list[str]) -> None:
     record = read_folder(folder)
     install = [python, "-m", "pip", "install", "--no-warn-script-location", "--disable-pip-version-check"]
-    urls = record["index_urls"]
-    if urls:
-        install += ["--index-url", urls[0]]
-        install += [part for url in urls[1:] for part in ("--extra-index-url", url)]
+    # Not as arguments, which every user of this machine can read.
+    indexes = {"PIP_INDEX_URL": urls[0]} if urls else {}
+    if urls[1:]:
+        indexes["PIP_EXTRA_INDEX_URL"] = " ".join(urls[1:])
     _run([sys.executable, "-m", "venv", environment])
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     with open(os.path.join(environment, "lib", version, "site-packages", "below.pth"), "w", encoding="utf-8") as file:
         file.writelines(f"import site; site.addsitedir({path!r})\n" for path in _below())
-    _run([*install, *record["packages"]])
+    _run([*install, *record["packages"]], indexes)
 
 
 def _below() -> list[str]:
@@ -50,9 +52,10 @@ def _below() -> list[str]:
     return [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str], variables: Mapping[str, str] | None = None) -> None:
     """Ends with this process, however that ends."""
-    done = subprocess.run([sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command], check=False)
+    leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
+    done = subprocess.run(leashed, env={**os.environ, **(variables or {})}, check=False)
     _checked(command, done.returncode)
 
 

@@ -25,11 +25,12 @@ from typing import Any
 from holdfast.base.process import Owner, process_start
 from holdfast.base.run_directory import state_folder
 from holdfast.base.small_files import read_json
-from holdfast.config import parse_bool, settings_table
+from holdfast.config import parse_bool, settings_table, without_credentials
 from holdfast.errors import ConfigError, HoldfastError, JobNotFoundError
 from holdfast.launch import control, procs
-from holdfast.launch.records import PAUSED, Launch, read_request, write_json
+from holdfast.launch.records import PAUSED, Launch, carried_names, read_request, write_json
 from holdfast.launch.runs import RunPlace, place_of
+from holdfast.locations import without_secrets
 
 CREATED, RUNNING, PAUSING, SUSPENDED = "Created", "Running", "Pausing", "Suspended"
 COMPLETE, FAILED = "Complete", "Failed"
@@ -42,6 +43,8 @@ _LOOK_S = 0.2
 _STOPPED = (None, 129, 130, 143)
 """How a launcher ends that was told to leave by a signal, or had no time to say anything: a reboot, SIGKILL."""
 PROCESSES = "PET_NPROC_PER_NODE"
+INDEX_URLS = "HOLDFAST_JOB_INDEX_URLS"
+"""Tells the process that installs a job's packages where from, line by line: a URL can hold a password."""
 LIST = (
     "import json, sys; from holdfast.store import open_backend; from holdfast.store.checkpoints import rows_of; "
     "print(json.dumps([row for location in sys.argv[1:] for row in rows_of(open_backend(location))]))"
@@ -63,6 +66,7 @@ class Record:
     workers: int
     grace_s: float
     env: dict[str, str]
+    """Variables of its own. What is written down of them: settings and the like, see :func:`_kept`."""
     packages: list[str]
     index_urls: list[str]
     cwd: str
@@ -73,8 +77,10 @@ class Record:
     """When that one was started."""
     python: str = ""
     """The interpreter that it was submitted with."""
-    environ: dict[str, str] = field(default_factory=dict, repr=False)
-    """All variables that it was given; secrets may be among them."""
+    environ: dict[str, str] = field(default_factory=dict)
+    """Variables of the process that submitted it that decide how it runs, as far as they hold no secret."""
+    names: list[str] = field(default_factory=list)
+    """Of the job's own variables whose values are not written down."""
 
     @property
     def folder(self) -> str:
@@ -206,9 +212,7 @@ def listed(record: Record) -> list[dict[str, Any]]:
     attempt = record.place.attempt()
     places = [record.location, *([attempt.fallback] if attempt is not None and attempt.fallback else [])]
     command = [record.python or sys.executable, "-c", LIST, *places]
-    done = subprocess.run(
-        command, env=record.environ or None, capture_output=True, text=True, timeout=_LIST_S, check=False
-    )
+    done = subprocess.run(command, env=_variables(record), capture_output=True, text=True, timeout=_LIST_S, check=False)
     if done.returncode:
         raise HoldfastError(f"{record.location} cannot be listed: {done.stderr.strip().rpartition(chr(10))[2]}")
     rows: list[dict[str, Any]] = json.loads(done.stdout)
@@ -256,9 +260,21 @@ def _is_there(file: int, path: str) -> bool:
 def submit(record: Record, script: str) -> Record:
     """Write the job down, and start it; raises ConfigError if there is one of that name, or one that saves there.
 
-    It keeps this interpreter and the variables of this process, whoever starts it again.
+    It keeps this interpreter. Of variables and of index URLs it keeps what holds no secret; all values are known to
+    this process, and to those of the job.
     """
-    record = replace(record, python=sys.executable, environ=environment(record.env))
+    values = environment(record.env)
+    if record.packages and record.index_urls:
+        values[INDEX_URLS] = "\n".join(record.index_urls)
+    own = _kept(record.env)
+    record = replace(
+        record,
+        python=sys.executable,
+        env=own,
+        names=sorted(record.env.keys() - own.keys()),
+        environ=_kept({name: value for name, value in values.items() if name not in record.env}),
+        index_urls=[without_secrets(url) for url in record.index_urls],
+    )
     with locked(record.name, make=True):
         if read_folder(record.folder):
             raise ConfigError(
@@ -272,8 +288,10 @@ def submit(record: Record, script: str) -> Record:
             with open(record.script, "w", encoding="utf-8") as file:
                 file.write(script)
             record.write()
+            _submitted[record.name] = (record.created, values)
             return start(record)
         except BaseException:
+            _submitted.pop(record.name, None)
             shutil.rmtree(record.folder, ignore_errors=True)
             raise
 
@@ -311,6 +329,12 @@ def _start(record: Record) -> Record:
     arguments += ["--grace", str(record.grace_s), "--max-restarts", "0", "--no-progress", record.script]
     if record.packages:
         arguments = ["-m", "holdfast.kubeflow.install", record.folder, *arguments]
+    variables = _variables(record)
+    if missing := [name for name in record.names if name not in variables]:
+        raise HoldfastError(
+            f"the job {record.name!r} was submitted with {', '.join(missing)} in its env, and values of variables are "
+            f"not written down: set {'it' if len(missing) == 1 else 'them'} here, and resume it again"
+        )
     with contextlib.suppress(FileNotFoundError):
         os.unlink(record.ended)
     if record.is_saved():
@@ -321,7 +345,7 @@ def _start(record: Record) -> Record:
         child = subprocess.Popen(
             [record.python or sys.executable, *arguments],
             cwd=record.cwd,
-            env=record.environ or environment(record.env),
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -338,6 +362,32 @@ def _start(record: Record) -> Record:
 
 _children: dict[str, subprocess.Popen[bytes]] = {}
 """Launchers of this process, which must be waited for: otherwise they stay on as zombies."""
+
+
+_submitted: dict[str, tuple[float, dict[str, str]]] = {}
+"""When each job of this process was submitted, and its variables with their values, which nothing else keeps."""
+
+
+def _variables(record: Record) -> dict[str, str]:
+    """Those that the job was submitted with, where this process or one of the job knows them; else those of this one
+    with what was written down."""
+    submitted, values = _submitted.get(record.name, (None, {}))
+    if submitted == record.created:
+        return values
+    owner = record.owner()
+    if owner is not None and procs.is_alive(owner):
+        with contextlib.suppress(OSError), open(f"/proc/{owner.pid}/environ", "rb") as file:
+            return dict(os.fsdecode(line).split("=", 1) for line in file.read().split(b"\0") if b"=" in line)
+    values = {**environment({}), **record.environ, **record.env}
+    if record.packages and record.index_urls:
+        values[INDEX_URLS] = "\n".join(record.index_urls)
+    return values
+
+
+def _kept(values: dict[str, str]) -> dict[str, str]:
+    """What is written down of some variables: those that every record of a start holds, and where programs are."""
+    names = carried_names() | {PROCESSES, "PATH", "LD_LIBRARY_PATH"}
+    return without_credentials({name: value for name, value in values.items() if name in names})
 
 
 def environment(own: dict[str, str]) -> dict[str, str]:
@@ -458,6 +508,7 @@ def delete(name: str, *, created: float | None = None) -> None:
             raise JobNotFoundError(f"the job {name!r} was deleted, and another has that name now")
         _end(record)
         _children.pop(name, None)
+        _submitted.pop(name, None)
         shutil.rmtree(record.folder, ignore_errors=True)
 
 

@@ -10,10 +10,10 @@ import contextlib
 import os
 import shutil
 import struct
-import tempfile
 import time
 
-from holdfast.recorder.shared import is_own_folder, read_left
+from holdfast.base.private_folders import is_own_folder, runtime_folder
+from holdfast.recorder.shared import read_left
 
 MAGIC = b"holdfast-box-1\n\0"
 HEADER, SLOT, SLOTS = 4096, 16384, 6
@@ -26,7 +26,7 @@ def _prefix() -> str:
     shared = "/dev/shm"
     if not os.access(shared, os.W_OK | os.X_OK):
         with contextlib.suppress(FileNotFoundError):  # there is no temporary folder either
-            shared = tempfile.gettempdir()
+            shared = runtime_folder()
     return os.path.join(shared, f"holdfast-{os.getuid()}-")
 
 

@@ -17,6 +17,8 @@ import stat
 import threading
 from collections.abc import Iterator
 
+from holdfast.base.private_folders import is_private
+
 log = logging.getLogger("holdfast")
 
 _told = threading.Event()
@@ -89,14 +91,6 @@ def read_left(path: str) -> bytes:
         return content.read()
 
 
-def is_own_folder(path: str) -> bool:
-    """Whether this is a folder that this user has made and nobody else may enter."""
-    try:
-        return _is_private(os.lstat(path))
-    except OSError:
-        return False
-
-
 def tell_of(error: OSError, path: str) -> None:
     """Warn, once, that the record of this process dies with it."""
     if not _told.is_set():
@@ -119,7 +113,7 @@ def _own_folder(path: str) -> Iterator[int]:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(folder)
-        if not _is_private(found):
+        if not is_private(found):
             raise PermissionError(
                 f"{path} belongs to user {found.st_uid} and has mode {stat.S_IMODE(found.st_mode):o}; it must be of "
                 f"user {os.geteuid()} alone"
@@ -127,10 +121,6 @@ def _own_folder(path: str) -> Iterator[int]:
         yield folder
     finally:
         os.close(folder)
-
-
-def _is_private(found: os.stat_result) -> bool:
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _create(name: str, folder: int) -> int:

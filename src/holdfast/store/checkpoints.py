@@ -7,6 +7,7 @@ and is called only by the run that holds the location.
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from typing import Any
 from holdfast.base.words import shown
 from holdfast.errors import CheckpointCorruptError, StoreError
 from holdfast.store.base import SENTINEL, Backend
-from holdfast.store.manifest import Manifest, step_of
-from holdfast.store.pipeline import read_checked
+from holdfast.store.manifest import FileEntry, Manifest, step_of
+from holdfast.store.pickled import is_pickle, refusal, refused
+from holdfast.store.pipeline import StoredFile, read_checked
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +96,16 @@ def verify(checkpoint: Checkpoint, on_bytes: Callable[[int], None] | None = None
             continue
         try:
             read_checked(checkpoint.backend, checkpoint.name, entry, on_bytes=on_bytes)
+            if is_pickle(entry.path) and (names := _refused(checkpoint, entry)):
+                problems.append(f"{checkpoint.name}/{shown(entry.path)} {refusal(names)}")
         except (StoreError, OSError) as error:
             problems.append(str(error))
     return problems
+
+
+def _refused(checkpoint: Checkpoint, entry: FileEntry) -> list[str]:
+    with io.BufferedReader(StoredFile(checkpoint.backend, checkpoint.name, entry)) as file:
+        return refused(entry.path, file)
 
 
 def missing_or_truncated(checkpoint: Checkpoint) -> str | None:

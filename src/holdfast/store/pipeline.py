@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
@@ -336,3 +337,32 @@ def read_checked(
         raise CheckpointCorruptError(
             f"{folder}/{shown(entry.path)}: the checksum of its {done} bytes does not match the manifest"
         )
+
+
+class StoredFile(io.RawIOBase):
+    """A file of a checkpoint that is read where it lies, any part of it at any time."""
+
+    def __init__(self, backend: Backend, folder: str, entry: FileEntry) -> None:
+        self._backend = backend
+        self._folder, self._path = (folder, entry.path) if entry.ref is None else tuple(entry.ref.split("/", 1))
+        self._size = entry.size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(0, self._size - self._at)]
+        count = self._backend.read_into(self._folder, self._path, self._at, wanted) if wanted else 0
+        self._at += count
+        return count

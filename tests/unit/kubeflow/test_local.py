@@ -145,7 +145,7 @@ def test_a_job_outlives_the_notebook_and_is_found_again(state: Path, tmp_path: P
     )
     notebook = subprocess.Popen(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": python_path(), "MARK": "of the notebook"},
+        env={**os.environ, "PYTHONPATH": python_path(), "MARK": "of the notebook", "PYTHONHASHSEED": "7"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -161,8 +161,8 @@ def test_a_job_outlives_the_notebook_and_is_found_again(state: Path, tmp_path: P
     step = json.loads(paused.stdout)["trainingProgress"]["step"]
     assert step >= (before.step or 0)
     assert f"checkpoint-{step}" in cli("checkpoints", "mine").stdout
-    # Its launcher dies while it is paused: it is started again as it was started first, by another interpreter with
-    # other variables.
+    # Its launcher dies while it is paused: it is started again with the interpreter of its submission, by another one,
+    # whose variables it gets, but for those that decide how it runs.
     for process in processes_of("holdfast.cli.noted"):
         if str(state) in " ".join(process.cmdline()):
             process.kill()
@@ -171,12 +171,13 @@ def test_a_job_outlives_the_notebook_and_is_found_again(state: Path, tmp_path: P
     other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     other.chmod(0o755)
     code = "import sys; sys.executable = sys.argv[1]; from holdfast.kubeflow import resume; resume('mine')"
-    environ = {**os.environ, "MARK": "of the resumer"}
+    environ = {**os.environ, "MARK": "of the resumer", "PYTHONHASHSEED": "8"}
     subprocess.run([sys.executable, "-c", code, str(other)], env=environ, timeout=120, check=True)
     assert wait_for("mine", step=step + 3, timeout_s=120).resumed_from == f"checkpoint-{step}"
     for process in processes_of(str(state)):
         assert process.cmdline()[0] == sys.executable
-        assert process.environ()["MARK"] == "of the notebook"
+        assert process.environ()["MARK"] == "of the resumer"
+        assert process.environ()["PYTHONHASHSEED"] == "7"
     assert "JIT checkpointing enabled" in cli("logs", "mine").stdout
     assert cli("delete", "mine").stdout == "mine is deleted\n"
     assert not processes_of(str(state))

@@ -283,7 +283,7 @@ def test_packages_that_cannot_be_installed_are_a_failed_job(
     state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = written(packages=["x"], launcher=owner(os.getpid()))
-    monkeypatch.setattr(install, "_run", lambda command: install._checked(command, 3))
+    monkeypatch.setattr(install, "_run", lambda command, variables=None: install._checked(command, 3))
     with pytest.raises(SystemExit):
         install.main(job.folder, ["-m", "nothing"])
     assert "could not be installed: -m venv" in capsys.readouterr().out

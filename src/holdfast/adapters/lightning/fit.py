@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from holdfast.adapters.lightning.data import Pass
+from holdfast.adapters.lightning.file import put_hyper_parameters, read_checkpoint
 from holdfast.adapters.lightning.logs import Logs
-from holdfast.adapters.lightning.loop import CHECKPOINT, RUN, Steps
+from holdfast.adapters.lightning.loop import RUN, Steps
 from holdfast.adapters.lightning.state import put_averages, put_logged, put_metric_states
 from holdfast.base.run_directory import default_location, home_of
 from holdfast.config import Settings
@@ -24,6 +25,7 @@ from holdfast.runtime.host import Host
 from holdfast.runtime.unfinished import Command, location_of_run
 from holdfast.store import open_backend
 from holdfast.store.checkpoints import Checkpoint, whole
+from holdfast.store.pickled import LIGHTNING
 from holdfast.store.pipeline import read_checked
 from holdfast.torch import rng
 from holdfast.torch.ranks import torch_place
@@ -133,6 +135,8 @@ class Fit:
         self._run: dict[str, Any] | None = None
         self._mine: dict[str, Any] = {}
         self._resuming = False
+        self._trusting = False
+        """The script has said that checkpoints may run code: ``fit(weights_only=False)``."""
         self._first = True
         self._trains = False
         self._max_steps = -1
@@ -153,8 +157,9 @@ class Fit:
         """In place of Lightning's own loading: from the newest whole checkpoint, if there is one."""
         self._place = torch_place()
         self.host = host = Host(self.settings, self._place, command=self._command)
+        self._trusting = weights_only is False
         loaded: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
-        checkpoint = host.resume(lambda found: loaded.__setitem__(slice(None), [self._read(found, weights_only)]))
+        checkpoint = host.resume(lambda found: loaded.__setitem__(slice(None), [self._read(found)]))
         if path or checkpoint is None:
             original(connector, path, weights_only)
         if checkpoint is None:
@@ -166,11 +171,12 @@ class Fit:
                 log.warning("%s is at step %d, ahead of %s: going on from there", path, theirs, checkpoint.name)
             self._run, self._mine = None, {}
             return
-        connector._ckpt_path = f"{checkpoint.location}/{CHECKPOINT}"
+        connector._ckpt_path = f"{checkpoint.location}/{LIGHTNING}"
         content["loops"]["fit_loop"] = self._run["loops"]
+        put_hyper_parameters(content, self.trainer)
         connector._loaded_checkpoint = content
 
-    def _read(self, checkpoint: Checkpoint, weights_only: bool | None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    def _read(self, checkpoint: Checkpoint) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """Lightning's checkpoint, what belongs to the run beside it, and what belongs to this rank; all checked."""
         assert self.host is not None
         rank, world = self.host.rank, self.host.session.world
@@ -187,7 +193,7 @@ class Fit:
             return memory
 
         run = read_tree(bytearray(content(RUN)))
-        loaded = torch.load(_Memory(content(CHECKPOINT)), map_location="cpu", weights_only=bool(weights_only))
+        loaded = read_checkpoint(_Memory(content(LIGHTNING)), checkpoint.location, trusting=self._trusting)
         saved = checkpoint.manifest.world_size
         if saved == world and rank_file(rank) in entries:
             return loaded, run, read_tree(bytearray(content(rank_file(rank))))
@@ -212,7 +218,9 @@ class Fit:
         if self._run is not None:
             self.logs.rewind(self._run.get("logs", {}), self._run["step"])
         box = BlackBox(host.box_path(), host.rank)
-        steps = Steps(trainer, objects, box, self._place, self.logs, rescue=self.settings.rescue)
+        steps = Steps(
+            trainer, objects, box, self._place, self.logs, rescue=self.settings.rescue, trusting=self._trusting
+        )
         for text in steps.inexact if host.rank == 0 else ():
             log.warning("a resume of this fit may not be exact: %s", text)
         run = self._run

@@ -7,6 +7,7 @@ notice does not wait for the end of a validation: until then, nothing that is sa
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from holdfast.adapters.lightning import logs
 from holdfast.adapters.lightning.attributes import Attributes
 from holdfast.adapters.lightning.data import Pass, Spot
+from holdfast.adapters.lightning.file import drop_hyper_parameters, refused_of
 from holdfast.adapters.lightning.logs import Logs
 from holdfast.adapters.lightning.state import (
     Averages,
@@ -32,13 +34,14 @@ from holdfast.engine.saving import Files
 from holdfast.recorder.blackbox import BlackBox, Record
 from holdfast.recorder.boxes import BOUNDARY
 from holdfast.runtime.session import Place
+from holdfast.store.pickled import LIGHTNING
 from holdfast.torch import rng
 from holdfast.torch.backward import BeforeBackward
 from holdfast.torch.capture import _archived
 from holdfast.torch.loop import Loop, _record_of
 from holdfast.torch.state import Objects, rank_file, total_bytes, tree_image
 
-CHECKPOINT = "lightning.ckpt"
+_PLAIN = ("state_dict", "optimizer_states", "loops")
 RUN = "run.safetensors"
 log = logging.getLogger("holdfast")
 
@@ -66,8 +69,17 @@ class Steps(Loop):
     """The position of a fit."""
 
     def __init__(
-        self, trainer: Any, objects: Objects, box: BlackBox, place: Place, logs: Logs, *, rescue: bool
+        self,
+        trainer: Any,
+        objects: Objects,
+        box: BlackBox,
+        place: Place,
+        logs: Logs,
+        *,
+        rescue: bool,
+        trusting: bool,
     ) -> None:
+        """``trusting``: checkpoints may hold what runs code when it is read."""
         super().__init__(objects, box, place.rank, rescue=rescue)
         self.trainer = trainer
         self.logs = logs
@@ -86,6 +98,11 @@ class Steps(Loop):
         """What of this fit cannot be restored exactly, in words."""
         self.attributes = Attributes(trainer)
         self._unsaved_told = False
+        self._trusting = trusting
+        self._refused_told = trusting or place.rank != 0
+        with contextlib.suppress(Exception):  # callbacks that make their state when training starts
+            callbacks = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}
+            self._tell_refused({"callbacks": callbacks, "lr_schedulers": self._schedulers()})
         self.noted: Note = self._take_note()
 
     # ------------------------------------------------------------------ called by the training thread
@@ -198,7 +215,7 @@ class Steps(Loop):
     def prepare(self) -> None:
         if self.rank == 0:
             cuda = self.trainer.strategy.root_device.type == "cuda"
-            self._arena.reserve({CHECKPOINT: self._size + (1 << 20)}, {CHECKPOINT} if cuda else ())
+            self._arena.reserve({LIGHTNING: self._size + (1 << 20)}, {LIGHTNING} if cuda else ())
 
     def files(self, *, live: bool, at_boundary: bool) -> Files:
         step = self.step
@@ -219,7 +236,7 @@ class Steps(Loop):
             content = checkpoint or self._dump()
             self._exchange_buffers(content, self._buffers_at(step, here, inexact))
             images = [
-                _archived(CHECKPOINT, content, None if live else self._arena),
+                _archived(LIGHTNING, content, None if live else self._arena),
                 tree_image(RUN, self._run_tree(step, tree)),
             ]
             self._size = total_bytes(images)
@@ -252,6 +269,9 @@ class Steps(Loop):
     def _dump(self) -> dict[str, Any]:
         """Lightning's own checkpoint, as of the boundary."""
         content: dict[str, Any] = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        if not self._trusting:
+            drop_hyper_parameters(content)
+            self._tell_refused({key: value for key, value in content.items() if key not in _PLAIN})
         if self.at_end:
             return content
         note = self.noted
@@ -262,6 +282,17 @@ class Steps(Loop):
         if note.schedulers is not None:
             content["lr_schedulers"] = note.schedulers
         return content
+
+    def _tell_refused(self, content: dict[str, Any]) -> None:
+        """Say, once, what a resume would refuse to read."""
+        names = [] if self._refused_told else refused_of(content)
+        if names:
+            self._refused_told = True
+            log.warning(
+                "checkpoints of this fit hold %s, and are resumed from only if the script allows that: a class by "
+                "torch.serialization.add_safe_globals([…]) before fit, everything by fit(weights_only=False)",
+                ", ".join(names),
+            )
 
     def _loops(self) -> dict[str, Any]:
         if self.at_end:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 
+from holdfast.base.private_folders import own_folder, own_folders, runtime_folder, runtime_folders
 from holdfast.base.process import process_start
+from holdfast.base.small_files import read_json
+from holdfast.recorder.shared import leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,40 +33,41 @@ class Marker:
         return process_start(self.pid) == self.started
 
 
-def _folder() -> str:
-    return os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}-ray")
+_NAME = f"holdfast-{os.getuid()}-ray"
 
 
 def leave_marker(marker: Marker) -> None:
-    folder = _folder()
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    temporary = os.path.join(folder, f".{marker.pid}")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(asdict(marker), file)
-    os.replace(temporary, os.path.join(folder, f"{marker.pid}.json"))
+    """Without a place for it the run goes on; people then have to look for its processes by themselves."""
+    with contextlib.suppress(OSError):
+        leave(
+            os.path.join(own_folder(os.path.join(runtime_folder(), _NAME)), f"{marker.pid}.json"),
+            json.dumps(asdict(marker)).encode(),
+        )
 
 
 def remove_marker() -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(_folder(), f"{os.getpid()}.json"))
+    for folder in _folders():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, f"{os.getpid()}.json"))
+
+
+def _folders() -> list[str]:
+    return [folder for parent in runtime_folders() for folder in own_folders(os.path.join(parent, _NAME))]
 
 
 def markers() -> list[Marker]:
     """The workers that are alive, by run and rank. What dead ones left is removed."""
-    folder = _folder()
-    if not os.path.isdir(folder) or os.stat(folder).st_uid != os.getuid():
-        return []
     found = []
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        try:
-            with open(path, encoding="utf-8") as file:
-                marker = Marker(**json.load(file))
-        except (OSError, ValueError, TypeError):
-            continue
-        if marker.is_alive():
-            found.append(marker)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+    for folder in _folders():
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            try:
+                marker = Marker(**read_json(path, own=True))
+            except TypeError:
+                continue
+            if marker.is_alive():
+                found.append(marker)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
     return sorted(found, key=lambda marker: (marker.location, marker.rank))

@@ -19,12 +19,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.base.private_folders import is_unshared
+from holdfast.base.small_files import read_small
+
 log = logging.getLogger("holdfast")
 
 PREFIX = "files-"
 """Of the histories in the home of a run: one for each rank or process."""
 _MOST_READ = 50_000
 """Files read before the loop that are remembered."""
+_LARGEST = 256 << 20
+"""Bytes of a history that is read."""
 _COPIED_BYTES = 64 << 20
 """A larger file that is about to be overwritten is moved away instead of copied."""
 
@@ -56,15 +61,18 @@ class FileHistory:
         """Whether the run is complete."""
         self._read: set[str] = set()
         self._begun = False
+        self._keeps = False
+        """What was kept is this user's: the script will take it for a file of its own, and may unpickle it."""
         self._file = -1
 
     # ------------------------------------------------------------------ an earlier attempt
 
     def recall(self) -> None:
         """Read what earlier attempts have noted. A line that is torn or odd says nothing."""
-        with contextlib.suppress(OSError, UnicodeDecodeError), open(self.path, encoding="utf-8") as file:
-            for line in file:
-                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        self._keeps = is_unshared(self._keeper())
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            for line in read_small(self.path, _LARGEST).decode("utf-8").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     self._recall(json.loads(line))
 
     def _recall(self, line: Mapping[str, Any]) -> None:
@@ -81,7 +89,7 @@ class FileHistory:
             absent=bool(line["absent"]),
             size=int(line.get("size", 0)),
             appended=bool(line.get("appended")),
-            kept=os.path.join(self._keeper(), kept) if re.fullmatch(r"\d+", kept) else "",
+            kept=os.path.join(self._keeper(), kept) if self._keeps and re.fullmatch(r"\d+", kept) else "",
             in_loop=bool(line.get("in_loop")),
         )
 
@@ -132,7 +140,9 @@ class FileHistory:
         if not self.path:
             return ""
         try:
-            os.makedirs(self._keeper(), exist_ok=True)
+            os.makedirs(self._keeper(), mode=0o700, exist_ok=True)
+            if not is_unshared(self._keeper()):
+                return ""
             kept = os.path.join(self._keeper(), str(len(os.listdir(self._keeper()))))
             if found.st_size <= _COPIED_BYTES:
                 shutil.copyfile(path, kept)

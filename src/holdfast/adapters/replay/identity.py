@@ -31,6 +31,7 @@ from _holdfast_startup import required
 from holdfast.adapters.replay.provenance import leave_state
 from holdfast.base.process import process_start
 from holdfast.base.run_directory import default_location, home_of
+from holdfast.base.small_files import read_json
 from holdfast.config import Settings
 from holdfast.runtime.session import Place
 from holdfast.store.local import write_durable
@@ -367,7 +368,7 @@ class Identity:
         """The run is complete."""
         with contextlib.suppress(OSError):
             path = os.path.join(home, _OWNER)
-            if rank == 0 and (owner := _read(path)):
+            if rank == 0 and (owner := read_json(path)):
                 _write(path, {**owner, "complete": True})
             if self.is_process:
                 self._record(complete=True)
@@ -402,7 +403,7 @@ def token(pid: int) -> str:
 
 
 def owner_of(location: str) -> dict[str, Any]:
-    return _read(os.path.join(home_of(location), _OWNER))
+    return read_json(os.path.join(home_of(location), _OWNER))
 
 
 def records_in(home: str) -> dict[str, dict[str, Any]]:
@@ -412,16 +413,7 @@ def records_in(home: str) -> dict[str, dict[str, Any]]:
         names = [name.removesuffix(".json") for name in os.listdir(folder) if name.endswith(".json")]
     except OSError:
         return {}
-    return {name: _read(os.path.join(folder, f"{name}.json")) for name in names}
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-            return content if isinstance(content, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    return {name: read_json(os.path.join(folder, f"{name}.json")) for name in names}
 
 
 def _write(path: str, content: Mapping[str, Any]) -> None:

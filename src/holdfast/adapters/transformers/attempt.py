@@ -15,7 +15,7 @@ from transformers.trainer_utils import TrainOutput
 from holdfast.adapters.transformers.final import write_final
 from holdfast.adapters.transformers.loop import TrainerLoop
 from holdfast.adapters.transformers.progress import look
-from holdfast.adapters.transformers.resume import Start, choose, download_folder, set_aside
+from holdfast.adapters.transformers.resume import Start, choose, remove_download, set_aside
 from holdfast.adapters.transformers.retention import Keeper, output_of
 from holdfast.adapters.transformers.save import TRAINER_STATE, TrainerFiles
 from holdfast.config import Settings
@@ -143,7 +143,7 @@ class Attempt:
     def forget_download(self) -> None:
         """A step is done, so every rank has loaded what was fetched for the start."""
         if self._downloaded and self.host.rank == 0:
-            shutil.rmtree(download_folder(self.host.session.token), ignore_errors=True)
+            remove_download(self.host.session.token)
         self._downloaded = False
 
     # ------------------------------------------------------------------ saving

@@ -13,6 +13,7 @@ methods of the Trainer on that one instance, so that subclasses keep theirs.
 ``SAVE``           one Trainer, while its own save is captured
 ``LEADING``        its model, where this rank saves for all and is not rank 0
 ``ALONE``          calls of the saving thread, where the other ranks do not save
+``SHARDS``         what reads the shards of a Trainer whose model is spread over the ranks
 =================  ========================================================================
 """
 
@@ -30,6 +31,7 @@ DATA = "data"
 SAVE = "save"
 LEADING = "leading"
 ALONE = "alone"
+SHARDS = "shards"
 
 _TRAINER = "transformers.trainer:Trainer"
 TRAIN = f"{_TRAINER}.train"
@@ -116,6 +118,20 @@ TORCH = PatchSet(
             why="a captured save does not wait for ranks that may be elsewhere",
             scope=ALONE,
             required=False,
+        ),
+        Patch(
+            target="torch.distributed.checkpoint.filesystem:pickle",
+            wrap="pickle",
+            why="metadata of shards runs no code",
+            scope=SHARDS,
+            loaded=True,
+        ),
+        Patch(
+            target="torch.distributed.checkpoint.default_planner:DefaultLoadPlanner.load_bytes",
+            wrap="load_bytes",
+            why="values among the shards run no code",
+            scope=SHARDS,
+            loaded=True,
         ),
     ),
 )

@@ -17,6 +17,7 @@ import mmap
 import operator
 import os
 import secrets
+import shutil
 import tempfile
 import time
 import zipfile
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.adapters.transformers.loop import RUN_FILE, rank_file, read_run
+from holdfast.base.private_folders import own_folder, own_folders
 from holdfast.config import Settings
 from holdfast.errors import CheckpointCorruptError, StoreError
 from holdfast.runtime.host import Host
@@ -284,7 +286,7 @@ def _loaded(checkpoint: Checkpoint, rank: int, world: int, token: str, *, model_
 
 def download(checkpoint: Checkpoint, token: str) -> str:
     """A folder of this machine with the files of ``checkpoint``, checked; fetched once for all ranks here."""
-    folder = os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}-{token}", checkpoint.name)
+    folder = os.path.join(own_folder(_download_folder(token)), checkpoint.name)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, ".lock"), "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -297,8 +299,13 @@ def download(checkpoint: Checkpoint, token: str) -> str:
     return folder
 
 
-def download_folder(token: str) -> str:
-    """What :func:`download` made for this attempt."""
+def remove_download(token: str) -> None:
+    """Remove what :func:`download` made for this attempt."""
+    for folder in own_folders(_download_folder(token)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _download_folder(token: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}-{token}")
 
 

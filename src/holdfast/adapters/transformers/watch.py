@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +23,13 @@ from holdfast.adapters.transformers.patches import (
     CHECKPOINTING,
     DATA,
     LOAD_RNG_STATE,
+    SHARDS,
     TORCH,
     TRAINING,
     TRANSFORMERS,
 )
 from holdfast.adapters.transformers.retention import finished_at
+from holdfast.adapters.transformers.shards import Readers
 from holdfast.torch import rng
 from holdfast.torch.data.batches import Batches
 
@@ -71,6 +74,9 @@ class Watch:
                 stack.enter_context(TRANSFORMERS.applied(CHECKPOINTING, self, to=trainer))
             for table in (TRANSFORMERS, TORCH):
                 stack.enter_context(table.applied(DATA, self))
+            if self._attempt.sharded:
+                importlib.import_module("torch.distributed.checkpoint")
+                stack.enter_context(TORCH.applied(SHARDS, Readers))
             yield
 
     def _leave(self, callback: TrainerCallback) -> None:
