@@ -16,7 +16,10 @@ import time
 COUNTER = "STRANGERS_COUNTER"
 """The file behind the counter."""
 POINT = "STRANGERS_POINT"
-"""``<steps of all processes>:<before or after the optimizer>:<TERM or KILL>:<rank that is hit, empty: any>``."""
+"""``<steps of all processes>:<before or after the optimizer>:<TERM, KILL or SELF>:<rank that is hit, empty: any>``.
+
+TERM goes to the command, KILL and SELF (which is SIGTERM) to the process that reaches the step.
+"""
 TARGETS = "STRANGERS_TARGETS"
 """The processes that get SIGTERM: their number, or a JSON file with a list of them."""
 FOLDER = "STRANGERS_FOLDER"
@@ -73,7 +76,7 @@ def _send(action):
     if action == "KILL":
         os.kill(os.getpid(), signal.SIGKILL)
     heard = _notices()
-    for pid in _targets():
+    for pid in [os.getpid()] if action == "SELF" else _targets():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + HEARD_S
