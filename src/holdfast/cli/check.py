@@ -44,6 +44,8 @@ Exit codes: 0 exact, 1 anything else, 2 wrong usage or setting."""
 _REFUSES = re.compile(r"(?:^|: )([^:].*?)\. HOLDFAST_ENABLED=require refuses to train unprotected")
 _ERROR = re.compile(r"^(?:holdfast\.errors\.)(\w+): (.*)$")
 _ASTRAY = "the script does not go the way it went before: "
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Warning|Interrupt|Exit|Iteration)\b")
+_RANK = re.compile(r"^\[rank\d+\]: ?")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 
 EXACT, NOT_EXACT, UNPROTECTED, REFUSED, UNKNOWN = "exact", "not exact", "unprotected", "refused", "not checked"
@@ -146,6 +148,8 @@ class _Check:
         if first.checkpoint is None:
             return self._without_checkpoint(first.attempts[0])
         step = first.checkpoint.step
+        if (error := self._error(first.attempts[0])) is not None:
+            return Verdict(UNKNOWN, f"the script fails by itself after {step} optimizer steps: {error}")
         if step < 2:
             return Verdict(UNKNOWN, f"the script ends after {step} optimizer steps")
         second = self._undisturbed("second", "run 2 of 3: the same again, to see what differs by itself")
@@ -206,9 +210,19 @@ class _Check:
             why = f"no step {self._steps} in {self._limit_s:.0f} s: give fewer --steps or a longer --timeout"
             return Verdict(UNKNOWN, why)
         if ended.code:
-            last = next((line for line in reversed(ended.errors) if line.strip()), f"exit code {ended.code}")
+            last = self._error(ended) or next(
+                (line for line in reversed(ended.errors) if line.strip()), f"exit code {ended.code}"
+            )
             return Verdict(UNKNOWN, f"the script fails in a copy of its folder: {last}")
         return Verdict(UNPROTECTED, "the script ends without an optimizer step that holdfast has seen")
+
+    @staticmethod
+    def _error(ended: Ended) -> str | None:
+        """The error that has ended a run; None if it ended as it was told to."""
+        if ended.code in (None, 0, 143) or not any("Traceback (most recent call last)" in line for line in ended.errors):
+            return None
+        plain = [_RANK.sub("", line) for line in ended.errors if line.strip()]
+        return next((line for line in reversed(plain) if _EXCEPTION.match(line)), plain[-1])
 
     def _by_itself(self, first: _Run, second: _Run, lines: Lines) -> Verdict | None:
         """What is not the same in two undisturbed runs, where that is more than times and names."""
@@ -222,7 +236,7 @@ class _Check:
         if places or not lines.same_number:
             why = "two undisturbed runs of the script do not give the same result"
             what = [f"parameters: {len(places)} values, {places[0]} first"] if places else ["the number of its lines"]
-            hints = [*self._seeds(), *self._decisions()]
+            hints = [*self._seeds(), *self._unlike(), *self._decisions()]
             return Verdict(NOT_EXACT, why, step=step, differs=what, change=self._hints(hints))
         return None
 
@@ -291,6 +305,9 @@ class _Check:
 
     def _decisions(self) -> list[Hint]:
         return [hint for path, name in self._scripts() for hint in advice.decisions(path, name)]
+
+    def _unlike(self) -> list[Hint]:
+        return [hint for path, name in self._scripts() for hint in advice.unlike(path, name)]
 
     def _seeds(self) -> list[Hint]:
         return [hint for path, name in self._scripts()[:1] for hint in advice.seeds_missing(path, name)]
