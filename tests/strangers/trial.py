@@ -21,6 +21,8 @@ from tests.strangers.rows import Row, Verdict
 SLOTS = 1024  # of strangers_interrupt
 LEFT = (143, -15)
 """Codes with which a process ends that was told to."""
+BROKEN_OFF = (1, 130, -2)
+"""And after SIGINT."""
 
 
 @dataclass
@@ -200,7 +202,8 @@ class Trial:
         at = max(1, min(steps - 1, round(steps * draw.uniform(low, high))))
         if row.kill_rank is not None:
             return f"{at}:{draw.choice(('before', 'after'))}:KILL:{row.kill_rank}"
-        return f"{at}:{draw.choice(('before', 'after'))}:{'SELF' if row.worker else 'TERM'}:"
+        action = "SELF" if row.worker else "INT" if row.ctrl_c else "TERM"
+        return f"{at}:{draw.choice(('before', 'after'))}:{action}:"
 
     def _over(self, ended: Ended) -> bool:
         return all(code == self._row.code for code in ended.codes)
@@ -223,7 +226,7 @@ class Trial:
         problems = []
         if row.kill_rank is None and not row.worker:
             left = attempts[0].codes
-            problems += [] if set(left) <= {*LEFT} else [f"it left with {left}"]
+            problems += [] if set(left) <= {*(BROKEN_OFF if row.ctrl_c else LEFT)} else [f"it left with {left}"]
         problems += ["processes outlived it" for each in attempts if each.orphans]
         differences = []
         for rank in range(len(expected.printed)):

@@ -153,7 +153,8 @@ class _Check:
         if step < 2:
             return Verdict(UNKNOWN, f"the script ends after {step} optimizer steps")
         second = self._undisturbed("second", "run 2 of 3: the same again, to see what differs by itself")
-        lines = Lines(first.attempts[0].lines, second.attempts[0].lines)
+        pairs = zip(first.attempts[0].printed, second.attempts[0].printed, strict=True)
+        lines = [Lines(one, other) for one, other in pairs]
         if (unlike := self._by_itself(first, second, lines)) is not None:
             return unlike
         noise = set(different(first.values, second.values, set()))
@@ -224,7 +225,7 @@ class _Check:
         plain = [_RANK.sub("", line) for line in ended.errors if line.strip()]
         return next((line for line in reversed(plain) if _EXCEPTION.match(line)), plain[-1])
 
-    def _by_itself(self, first: _Run, second: _Run, lines: Lines) -> Verdict | None:
+    def _by_itself(self, first: _Run, second: _Run, lines: list[Lines]) -> Verdict | None:
         """What is not the same in two undisturbed runs, where that is more than times and names."""
         assert first.checkpoint is not None
         step = first.checkpoint.step
@@ -233,7 +234,7 @@ class _Check:
             why = f"the script is not deterministic by itself: it stopped at step {step}, and then at {other}"
             return Verdict(NOT_EXACT, why, step=step, change=self._hints(self._decisions()))
         places = [place for place in different(first.values, second.values, set()) if kind_of(place) == PARAMETERS]
-        if places or not lines.same_number:
+        if places or not all(rank.same_number for rank in lines):
             why = "two undisturbed runs of the script do not give the same result"
             what = [f"parameters: {len(places)} values, {places[0]} first"] if places else ["the number of its lines"]
             hints = [*self._seeds(), *self._unlike(), *self._decisions()]
@@ -241,7 +242,7 @@ class _Check:
         return None
 
     def _compare(
-        self, first: _Run, third: _Run, lines: Lines, noise: set[str], noisy_files: set[str], at: int
+        self, first: _Run, third: _Run, lines: list[Lines], noise: set[str], noisy_files: set[str], at: int
     ) -> Verdict:
         assert first.checkpoint is not None
         step = first.checkpoint.step
@@ -261,7 +262,8 @@ class _Check:
             of_kind = [place for place in places if kind_of(place) == kind]
             if of_kind:
                 verdict.differs.append(f"{kind}: {len(of_kind)} values, {of_kind[0]} first")
-        line = lines.difference([attempt.lines for attempt in third.attempts])
+        by_rank = [rank.difference([attempt.printed[n] for attempt in third.attempts]) for n, rank in enumerate(lines)]
+        line = next(filter(None, by_rank), "")
         files = different(first.files, third.files, noisy_files)
         if verdict.differs:
             verdict.why = f"after a resume at step {at} the state of step {step} is another"

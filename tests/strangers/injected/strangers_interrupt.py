@@ -16,9 +16,9 @@ import time
 COUNTER = "STRANGERS_COUNTER"
 """The file behind the counter."""
 POINT = "STRANGERS_POINT"
-"""``<steps of all processes>:<before or after the optimizer>:<TERM, KILL or SELF>:<rank that is hit, empty: any>``.
+"""``<steps of all processes>:<before or after the optimizer>:<TERM, INT, KILL or SELF>:<rank that is hit, empty: any>``.
 
-TERM goes to the command, KILL and SELF (which is SIGTERM) to the process that reaches the step.
+TERM goes to the command, INT to all of its processes too, KILL and SELF (which is SIGTERM) to the process that reaches the step.
 """
 TARGETS = "STRANGERS_TARGETS"
 """The processes that get SIGTERM: their number, or a JSON file with a list of them."""
@@ -78,7 +78,10 @@ def _send(action):
     heard = _notices()
     for pid in [os.getpid()] if action == "SELF" else _targets():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            if action == "INT":
+                os.killpg(pid, signal.SIGINT)
+            else:
+                os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + HEARD_S
     while _notices() == heard and time.monotonic() < until:  # else a tiny training run would be over by then
         time.sleep(0.005)

@@ -115,6 +115,8 @@ def test_a_folder_that_is_too_large_is_not_copied(tmp_path, monkeypatch):
     [
         ([["a 1", "b 7 s"], ["a 1", "b 9 s", "c"]], ""),
         ([["a 1"], ["b 1 s", "c"]], ""),
+        ([["a 1", "b 1 s"], ["a 1", "c"]], ""),  # what comes before the loop is printed again
+        ([["a 1", "b 1 s"], ["a 1", "d"]], "line 2: 'b 3 s' became 'd'"),
         ([["a 1"], ["c"]], "line 1: 'a 1' became 'c'"),
         ([["a 1", "b 1 s"], ["a 1", "b 2 s", "d"]], "line 3: 'c' became 'd'"),
         ([["a 1"], ["a 1", "b 2 s"]], "line 3: 'c' became None"),
