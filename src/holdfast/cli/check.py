@@ -45,6 +45,7 @@ _REFUSES = re.compile(r"(?:^|: )([^:].*?)\. HOLDFAST_ENABLED=require refuses to 
 _ERROR = re.compile(r"^(?:holdfast\.errors\.)(\w+): (.*)$")
 _ASTRAY = "the script does not go the way it went before: "
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Warning|Interrupt|Exit|Iteration)\b")
+_TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 
@@ -220,7 +221,7 @@ class _Check:
     @staticmethod
     def _error(ended: Ended) -> str | None:
         """The error that has ended a run; None if it ended as it was told to."""
-        if ended.code in (None, 0, 143) or not any("Traceback (most recent call last)" in line for line in ended.errors):
+        if ended.code in (None, 0, 143) or not any(_TRACEBACK in line for line in ended.errors):
             return None
         plain = [_RANK.sub("", line) for line in ended.errors if line.strip()]
         return next((line for line in reversed(plain) if _EXCEPTION.match(line)), plain[-1])

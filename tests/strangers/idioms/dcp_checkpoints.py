@@ -1,4 +1,4 @@
-"""PyTorch's recipe for distributed checkpoints: dcp.save of a Stateful AppState to a folder at each epoch, the last two kept."""
+"""PyTorch's recipe for distributed checkpoints: dcp.save of a Stateful AppState at each epoch, two kept."""
 
 import os
 import shutil

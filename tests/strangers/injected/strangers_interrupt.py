@@ -16,9 +16,10 @@ import time
 COUNTER = "STRANGERS_COUNTER"
 """The file behind the counter."""
 POINT = "STRANGERS_POINT"
-"""``<steps of all processes>:<before or after the optimizer>:<TERM, INT, KILL or SELF>:<rank that is hit, empty: any>``.
+"""``<steps of all processes>:<before or after the optimizer>:<action>:<rank that is hit, empty: any>``.
 
-TERM goes to the command, INT to all of its processes too, KILL and SELF (which is SIGTERM) to the process that reaches the step.
+TERM goes to the command, INT to all of its processes; KILL, and SELF, which is SIGTERM, to the process that reaches the
+step.
 """
 TARGETS = "STRANGERS_TARGETS"
 """The processes that get SIGTERM: their number, or a JSON file with a list of them."""

@@ -101,7 +101,8 @@ class Answer:
             base = tensor.detach()
             if tensor.requires_grad:
                 used, parameters = _ancestors(tensor, sources, trained)
-                self._parts[id(base)] = Part(base, used, _in_order(tensor, parameters, [sources[i] for i in used]), gradients)
+                order = _in_order(tensor, parameters, [sources[index] for index in used])
+                self._parts[id(base)] = Part(base, used, order, gradients)
             return base
 
         self._output = mapped(output, keep)
@@ -203,9 +204,7 @@ def _ancestors(
     return sorted(found), [p for p in trained if id(p) in reached and id(p) not in leaves]
 
 
-def _in_order(
-    output: torch.Tensor, parameters: list[torch.Tensor], sources: list[torch.Tensor]
-) -> list[torch.Tensor]:
+def _in_order(output: torch.Tensor, parameters: list[torch.Tensor], sources: list[torch.Tensor]) -> list[torch.Tensor]:
     """``parameters`` in the order of a real backward pass, which is made where hooks of the script depend on it.
 
     It leads to ``sources`` too: what waits in the queue of a pass decides in which order equals leave it.

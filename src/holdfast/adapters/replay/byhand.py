@@ -4,7 +4,8 @@ that stands in its place.
 
 Saliency maps, adversarial examples and gradients of inputs are no training. So where the script has modules, only
 their parameters count, or tensors of the same shapes as all of a module's parameters; and a change that does not follow
-the gradient, such as another initialisation, does not. A few elements of a few tensors are looked at, and the first backward passes of a script only.
+the gradient, such as another initialisation, does not. A few elements of a few tensors are looked at, and the first
+backward passes of a script only.
 """
 
 from __future__ import annotations

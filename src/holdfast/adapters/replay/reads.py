@@ -6,8 +6,8 @@ that read it, and a replay gets it back: the script's own values come out as the
 
 Only reads by the script count: those inside a module's call, an optimizer's step or a loader are not made in a replay.
 Hooks that the script has set run in the backward passes of a replay where they can, so what they read is given back to
-those that do, and nothing is concluded from those that do not. At each boundary the numbers are copied to a file beside the black box, where there is one, so
-that a survivor finds those of a rank that was killed.
+those that do, and nothing is concluded from those that do not. At each boundary the numbers are copied to a file beside
+the black box, where there is one, so that a survivor finds those of a rank that was killed.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def fused():
 
 
 def fused_rnn():
-    """The same with modules one after the other, one of which has many parameters in one node; norms that hooks read."""
+    """The same with several modules, one of which has many parameters in one node; norms that hooks read."""
     torch.manual_seed(2)
     model = nn.ModuleList([nn.Embedding(12, 6), nn.LSTM(6, 6, batch_first=True), nn.Linear(6, 12)])
     optimizers = {p: torch.optim.Adam([p], lr=1e-2, foreach=False) for p in model.parameters()}
