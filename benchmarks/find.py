@@ -58,7 +58,13 @@ def _fill(write: Callable[[str, bytes], Any]) -> None:
     for step in range(1, COUNT + 1):
         entries = tuple(FileEntry(path, size, "0" * 32) for path, size in FILES.items())
         manifest = Manifest(
-            step=step, reason="periodic", world_size=1, files=entries, created="", run="bench", attempt=1
+            step=step,
+            reason="periodic",
+            world_size=1,
+            files=entries,
+            created="2026-01-01T00:00:00Z",
+            run="bench",
+            attempt=1,
         )
         for path, size in FILES.items():
             write(f"{manifest.name}/{path}", bytes(size))

@@ -48,7 +48,8 @@ from holdfast.store.checkpoints import verify, whole
 from holdfast.store.manifest import Manifest
 from holdfast.store.object import ObjectBackend
 
-manifest = Manifest(step=7, reason="jit", world_size=1, files=(), created="", run="extras", attempt=1)
+created = "2026-01-01T00:00:00Z"
+manifest = Manifest(step=7, reason="jit", world_size=1, files=(), created=created, run="extras", attempt=1)
 store = MemoryStore()
 obstore.put(store, f"runs/{manifest.name}/holdfast.json", manifest.encode())
 with contextlib.closing(ObjectBackend("s3://bucket/runs", store=store)) as backend:

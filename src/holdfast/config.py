@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import ConfigError
-from holdfast.locations import without_secrets
+from holdfast.locations import redacted, without_secrets
 
 STOP_AT = "_HOLDFAST_STOP_AT"
 """Variable of ``holdfast check`` alone: the step at which its notice comes."""
@@ -482,7 +482,7 @@ class Settings:
 
 
 def _shown(value: Any) -> str:
-    return repr(without_secrets(value) if isinstance(value, str) else value)
+    return repr(redacted(value) if isinstance(value, str) else value)
 
 
 def _by_strategy(strategy: str, every: Every, interval: str, bare: bool) -> Every:

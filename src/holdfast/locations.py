@@ -20,6 +20,15 @@ def without_secrets(location: str) -> str:
     return f"{scheme}://{bare(rest)}"
 
 
+def redacted(location: str) -> str:
+    """``location`` as an error shows it: without secrets, and with ``***`` where they were."""
+    bare_location = without_secrets(location)
+    if bare_location == location:
+        return location
+    scheme, _, rest = bare_location.partition("://")
+    return f"{scheme}://***@{rest}" if "@" in location else f"{bare_location}?***"
+
+
 def bare(rest: str) -> str:
     """What follows ``://``, without userinfo and query."""
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]

@@ -123,6 +123,7 @@ LIGHTNING_ROWS = (
     _lightning("lightning_boring"),
     _lightning("lightning_callbacks"),
     _lightning("lightning_gan"),
+    _lightning("lightning_generators"),
     _lightning("lightning_fabric", lines="Epoch|Test"),
     _lightning("lightning_wikitext", prepare=WIKITEXT),
     _lightning("lightning_lstm_demo", prepare=WIKITEXT),

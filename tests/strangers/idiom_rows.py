@@ -113,6 +113,7 @@ IDIOM_ROWS = (
     idiom("mean_teacher"),
     idiom("contrastive"),
     idiom("elapsed"),
+    idiom("warned"),
     idiom("maml"),
     idiom("ppo"),
     idiom("keyboard_interrupt"),

@@ -139,6 +139,15 @@ def test_a_notice_does_not_wait_for_the_end_of_a_validation(server, tmp_path) ->
     assert not list(Path(job.out).glob("models-0/*"))
 
 
+def from_inside_of(step: int) -> tuple[str, ...]:
+    """What a save in the middle of a step says of the drill's module and callback."""
+    return (
+        f"attributes of module are from inside of step {step}",
+        f"attributes of callback 1, Beat are from inside of step {step}",
+        f"what on_save_checkpoint of the module adds is from inside of step {step}",
+    )
+
+
 @pytest.mark.core
 @pytest.mark.parametrize(("victim", "phase"), [(1, "backward"), (0, "forward"), (1, "evaluation")])
 def test_survivors_of_a_killed_rank_save_and_the_end_is_the_same(server, tmp_path, victim, phase) -> None:
@@ -150,7 +159,7 @@ def test_survivors_of_a_killed_rank_save_and_the_end_is_the_same(server, tmp_pat
     assert stopped.codes[victim] == -signal.SIGKILL
     newest = assert_whole(job.dir)
     assert newest.step >= step - 1
-    assert all("what on_save_checkpoint of the module adds" in text for text in newest.manifest.inexact)
+    assert set(newest.manifest.inexact) <= set(from_inside_of(newest.step + 1))
     assert_same(server.run(Spec(job.out, args, 2)), expected, but="seen")
 
 
@@ -162,7 +171,7 @@ def test_an_exception_of_the_script_loses_no_step(server, tmp_path) -> None:
     assert "injected in backward of step 18" in stopped.log
     newest = assert_whole(job.dir)
     assert newest.step == 17
-    assert newest.manifest.inexact == ("what on_save_checkpoint of the module adds is from inside of step 18",)
+    assert newest.manifest.inexact == from_inside_of(18)
     assert_same(server.run(Spec(job.out)), expected, but="seen")
 
 

@@ -78,5 +78,5 @@ for epoch in range(1, 5):
     train(epoch)
     test(epoch)
     with torch.no_grad():
-        sample = model.decode(torch.randn(8, 4))
+        sample = model.decode(torch.randn(1024, 4))
         torch.save(sample, f"results/sample_{epoch}.pt")

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-from holdfast.adapters.replay.frames import _restore, _state_of
-from holdfast.adapters.replay.walk import _generators, _is_open
+from holdfast.adapters.replay.walk import _is_open
+from holdfast.torch import generators
 from holdfast.torch.data.stateful import is_stateful_dataloader
 
 _MOST = 1000
@@ -121,8 +121,8 @@ class Feeds:
             attributes = vars(one)
             for key, value in {**self._first[name], **state.get(name, {})}.items():
                 there = attributes.get(key)
-                if isinstance(there, _generators()):
-                    _restore(there, value)
+                if generators.is_generator(there):
+                    generators.restore(there, value)
                 elif type(value) in _PLAIN and (type(there) in _PLAIN or key in state.get(name, {})):
                     attributes[key] = value
 
@@ -132,8 +132,8 @@ def _held_by(one: Any) -> dict[str, Any]:
     for key, value in vars(one).items():
         if type(value) in _PLAIN:
             held[key] = value
-        elif isinstance(value, _generators()):
-            held[key] = _state_of(value)
+        elif generators.is_generator(value):
+            held[key] = generators.state_of(value)
     return held
 
 

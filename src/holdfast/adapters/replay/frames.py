@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import os
-import random
 import sys
 import weakref
 import zlib
@@ -28,6 +27,7 @@ import torch
 
 from holdfast.adapters.replay.packed import Content, pack, pack_names, unpack, unpack_names
 from holdfast.adapters.replay.walk import Found, Walk, address, is_array
+from holdfast.torch import generators
 
 LIMIT = 1 << 30
 """Bytes that variables may add to a checkpoint of one rank; more where models and optimizers have more."""
@@ -266,15 +266,7 @@ def _script_frames(frame: FrameType | None) -> list[FrameType]:
 def _state_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach()
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if is_array(value):
-        return value
-    if hasattr(value, "bit_generator"):
-        return value.bit_generator.state
-    return value.get_state(legacy=False)
+    return value if is_array(value) else generators.state_of(value)
 
 
 def _restore(value: Any, state: Any) -> bool:
@@ -285,20 +277,14 @@ def _restore(value: Any, state: Any) -> bool:
         return False
     if isinstance(value, torch.Tensor):
         return _restore_tensor(value, state)
-    if isinstance(value, torch.Generator):
-        value.set_state(state)
-    elif isinstance(value, random.Random):
-        value.setstate(state)
-    elif is_array(value):
+    if is_array(value):
         if not is_array(state) or (state.shape, state.dtype) != (value.shape, value.dtype):
             return False
         if not value.flags.writeable:
             return False
         value[...] = state
-    elif hasattr(value, "bit_generator"):
-        value.bit_generator.state = state
     else:
-        value.set_state(state)
+        generators.restore(value, state)
     return True
 
 

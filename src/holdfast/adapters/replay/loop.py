@@ -358,7 +358,8 @@ class Followed(Loop):
         return self.frames.content(self._frame(), self._known_memory(), limit)
 
     def _tell_what_is_cut(self, cut: list[str]) -> None:
-        if cut and cut != self._cut:
+        # At the end of a run nothing is lost; a start of the complete run says what its checkpoint lacks.
+        if cut and cut != self._cut and not self.over:
             log.warning(
                 "the checkpoint of step %d lacks variables of the script: %s. holdfast.track keeps what matters",
                 self.step,

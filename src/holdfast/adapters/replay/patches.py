@@ -220,6 +220,14 @@ PYTHON = PatchSet(
     patches=(
         Patch(target="sys:exit", wrap="exit", why="the code that the script ends with", scope="script"),
         Patch(
+            target="warnings:_showwarnmsg",
+            wrap="show_warning",
+            why="a warning names the script's line, as without holdfast",
+            scope="script",
+            required=False,
+            direct=True,
+        ),
+        Patch(
             target="multiprocessing.process:BaseProcess.start",
             wrap="start",
             why="processes learn where the run of their script is, and get its notices",

@@ -28,6 +28,8 @@ from holdfast.errors import HoldfastError, UnprotectedError
 
 log = logging.getLogger("holdfast")
 
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+
 
 class Script:
     """The one follower of a process that follows its script. Wrappers of the patch table are among its methods."""
@@ -71,6 +73,15 @@ class Script:
             original(code)
 
         return noted_exit
+
+    @staticmethod
+    def show_warning(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def show(message: Any) -> None:
+            if message.filename.startswith(_OURS):
+                _name_caller(message, sys._getframe(1))
+            original(message)
+
+        return show
 
     def start(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
         def start(process: Any) -> None:
@@ -137,6 +148,16 @@ class Script:
             sys.stderr.flush()
             os._exit(1)
         follower.close()
+
+
+def _name_caller(message: Any, frame: FrameType | None) -> None:
+    """Let a warning that names a wrapper of holdfast name the wrapper's caller. ``frame``: where it is shown."""
+    while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (message.filename, message.lineno):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    if frame is not None:
+        message.filename, message.lineno = frame.f_code.co_filename, frame.f_lineno
 
 
 def _exit_code_of_child() -> int | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import sys
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -18,6 +17,8 @@ from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
+
+from holdfast.torch import generators
 
 _MOST = 2_000_000
 """Objects that a walk looks into; about two seconds."""
@@ -231,7 +232,7 @@ def _sort(kind: type) -> int:
         return _NOTHING
     if issubclass(kind, torch.Tensor):
         return _TENSOR
-    if _is_array_class(kind) or issubclass(kind, _generators()):
+    if _is_array_class(kind) or issubclass(kind, generators.kinds()):
         return _LEAF
     if issubclass(kind, _LATER):
         return _HOLDER  # what functions hold is looked at last
@@ -285,10 +286,3 @@ def is_array(value: Any) -> bool:
 def _is_array_class(kind: type) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(kind, numpy.ndarray)
-
-
-def _generators() -> tuple[type, ...]:
-    """Classes of generators of random numbers."""
-    numpy = sys.modules.get("numpy")
-    more = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
-    return (torch.Generator, random.Random, *more)
