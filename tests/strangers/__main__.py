@@ -23,8 +23,12 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder in which everything stays that the runs leave")
     parser.add_argument("--verbose", action="store_true", help="all of what is wrong, with the end of each log")
     parser.add_argument("--list", action="store_true", help="run nothing; print the rows as a Markdown table")
+    parser.add_argument("--page", type=Path, help="with --list: write the table of all rows into its place in a page")
     chosen = parser.parse_args()
     rows = [row for row in ROWS if not chosen.names or row.name.startswith(tuple(chosen.names))]
+    if chosen.list and chosen.page:
+        chosen.page.write_text(report.with_listing(chosen.page.read_text(encoding="utf-8"), ROWS), encoding="utf-8")
+        return 0
     if chosen.list:
         print(report.listing(rows))
         return 0

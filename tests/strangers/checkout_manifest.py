@@ -268,6 +268,7 @@ _FIELDS = {
     "verdict": _Kind(", ".join(VERDICTS), _verdict),
     "says": _PATTERN,
     "resumes": _PATTERN,
+    "worker": _PATTERN,
     "at_line": _PATTERN,
     "steps": _Kind("two numbers between 0 and 1, the smaller one first, such as [0.35, 0.85]", _share),
     "code": _Kind("a whole number", _number),

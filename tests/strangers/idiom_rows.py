@@ -68,6 +68,14 @@ IDIOM_ROWS = (
         slow=True,
     ),
     idiom("spawn_ddp", command=("spawn_ddp.py",), ignore_files=("model.checkpoint",), slow=True),
+    idiom(
+        "spawn_ddp_ctrl_c",
+        file="spawn_ddp",
+        command=("spawn_ddp.py",),
+        ctrl_c=True,
+        ignore_files=("model.checkpoint",),
+        slow=True,
+    ),
     idiom("replay_memory"),
     idiom("dated_folder", ignore_files=("checkpoints/*",)),
     idiom("jit_script"),
@@ -98,6 +106,7 @@ IDIOM_ROWS = (
     idiom("argparse_json", args=("--seed", "5", "--lr", "0.02")),
     idiom("logging_module"),
     idiom("pickled_history"),
+    idiom("dcp_checkpoints", ignore_files=("*/.metadata",)),  # a number drawn at each save is in it
     idiom("reinforce"),
     idiom("vae"),
     idiom("char_rnn"),

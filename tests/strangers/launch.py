@@ -127,14 +127,20 @@ class Attempt:
         for pid in self.pids():
             kill(pid, number)
 
-    def send_at(self, pattern: str, number: int) -> bool:
-        """Send a signal once a line that matches has been printed; False: it ended before."""
+    def send_at(self, pattern: str, number: int, to: str = "") -> bool:
+        """Send a signal once a line that matches has been printed; False: it ended before.
+
+        It goes to the command, or to a process below it whose title matches ``to``.
+        """
         wanted = re.compile(pattern)
         while self.codes(0.005) is None:
             if time.monotonic() > self.began + self.limit_s:
                 return False
             if any(wanted.search(line) for lines in self.printed() for line in lines):
-                self.send(number)
+                if to:
+                    kill(_below(self.pids(), to), number)
+                else:
+                    self.send(number)
                 return True
         return False
 
@@ -256,6 +262,23 @@ def _alive(group: int) -> bool:
             if int(pgrp) == group and state != "Z":
                 return True
     return False
+
+
+def _below(pids: list[int], title: str) -> int:
+    """A process that one of these has started, by others or not, whose title matches."""
+    parents, titles = {}, {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            number = int(path.name)
+            parents[number] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            titles[number] = (path / "cmdline").read_text(errors="replace").replace("\0", " ")
+    for number in sorted(titles):
+        above = parents.get(number)
+        while above is not None and above not in pids:
+            above = parents.get(above)
+        if above is not None and re.search(title, titles[number]):
+            return number
+    raise RuntimeError(f"no process below {pids} has a title like {title!r}")
 
 
 def _lines(path: Path) -> list[str]:

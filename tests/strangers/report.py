@@ -25,6 +25,15 @@ def listing(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
+def with_listing(page: str, rows: Iterable[Row]) -> str:
+    """The text of a page with the table of these rows in its place."""
+    before, begin, rest = page.partition("<!-- idioms -->\n")
+    _, end, after = rest.partition("<!-- end of idioms -->")
+    if not begin or not end:
+        raise ValueError("the page has no place for the rows: a line <!-- idioms -->, and <!-- end of idioms --> below")
+    return f"{before}{begin}\n{listing(rows)}\n\n{end}{after}"
+
+
 def _cell(text: str) -> str:
     return text.replace("``", "`").replace("|", "\\|")
 

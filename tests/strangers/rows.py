@@ -73,6 +73,11 @@ class Row:
     """The part of the run from which seeded steps are drawn."""
     kill_rank: int | None = None
     """SIGKILL to this rank instead of SIGTERM to the command."""
+    ctrl_c: bool = False
+    """SIGINT to the command and all of its processes, as a terminal sends it, instead of SIGTERM to the command."""
+    worker: str = ""
+    """Pattern of the title of a process below the command. SIGTERM goes to such a process, to the one that reaches the
+    step where a step is drawn, and the command starts it again by itself."""
     attempts: int = 4
     """Most attempts until the run ends, the interrupted one included."""
     limit_s: float = 120.0

@@ -96,6 +96,39 @@ def test_a_checkout_is_run_and_its_result_stands_in_a_table(tmp_path):
     assert not (kept / "line" / "off" / "runs").exists(), "what git ignores is copied"
 
 
+STARTER = """
+import subprocess, sys
+while (code := subprocess.call([sys.executable, "train.py", "400"])) == 143:
+    print("again", flush=True)
+sys.exit(code)
+"""
+WORKERS = """
+repository = "https://example.org/ann/straight-line"
+
+[defaults]
+folder = "training"
+prepare = ["make_data.py data.pt"]
+worker = "train[.]py 400"
+lines = "^step "
+unordered = true  # a replay prints lines again
+
+[[row]]
+name = "started_again"
+command = "starter.py"
+at_line = "^step 60:"
+"""
+
+
+def test_the_signal_goes_to_a_worker_that_its_command_starts_again(tmp_path):
+    made = checkout(tmp_path)
+    (made / "training" / "starter.py").write_text(STARTER)
+    (tmp_path / "workers.toml").write_text(WORKERS)
+    done = battery(made, "--manifest", tmp_path / "workers.toml", "--keep", tmp_path / "kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = (tmp_path / "kept" / "started_again" / "interrupted-0.logs-1" / "log.printed-0").read_text()
+    assert printed.splitlines().count("again") == 1
+
+
 ROW = '[[row]]\nname = "a"\ncommand = "a.py"\n'
 BAD = {
     "no row": ('repository = "x/y"', "has no [[row]]"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit import ROOT
+from tests.strangers import report
 from tests.strangers.launch import Launcher
 from tests.strangers.table import ROWS
 from tests.strangers.trial import Trial
@@ -45,3 +47,10 @@ def test_a_script_that_is_interrupted_at_many_points(launcher, tmp_path, row):
 
 def test_every_row_says_whose_idiom_it_is():
     assert not [row.name for row in ROWS if not row.about()]
+
+
+def test_the_page_lists_every_row():
+    page = (ROOT / "docs" / "strangers.md").read_text(encoding="utf-8")
+    assert report.with_listing(page, ROWS) == page, (
+        "write it with: python -m tests.strangers --list --page docs/strangers.md"
+    )

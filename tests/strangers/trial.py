@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from tests.strangers.rows import Row, Verdict
 SLOTS = 1024  # of strangers_interrupt
 LEFT = (143, -15)
 """Codes with which a process ends that was told to."""
+BROKEN_OFF = (1, 130, -2)
+"""And after SIGINT."""
 
 
 @dataclass
@@ -177,13 +180,13 @@ class Trial:
         attempts: list[Ended] = []
         attempt = self._begin(name, point=point)
         if row.at_line:
-            attempt.send_at(row.at_line, 15)
+            attempt.send_at(row.at_line, signal.SIGTERM, to=row.worker)
         attempts.append(self._end(attempt))
         where = f"interrupted at {row.at_line or point}"
         while self._goes_on(attempts):
             attempts.append(self._end(self._begin(name, attempt=len(attempts) + 1)))
         result.attempts += len(attempts)
-        result.interruptions += len(attempts) > 1
+        result.interruptions += len(attempts) > 1 or bool(row.worker)
         log = "".join(f"\n--- attempt {n + 1}: {each.codes}\n{each.errors[-2500:]}" for n, each in enumerate(attempts))
         problems = self._judge(self._folder / name, expected, attempts)
         result.wrong += [f"{where}: {problem}" for problem in problems]
@@ -193,12 +196,14 @@ class Trial:
     def _point(self, number: int, steps: int) -> str:
         if steps < 4:
             raise RuntimeError(f"{self._row.name} has {steps} optimizer steps: say at which line it is interrupted")
-        draw = random.Random(f"{self._seed} {self._row.name} {number}")
-        low, high = self._row.steps
+        row = self._row
+        draw = random.Random(f"{self._seed} {row.name} {number}")
+        low, high = row.steps
         at = max(1, min(steps - 1, round(steps * draw.uniform(low, high))))
-        if self._row.kill_rank is not None:
-            return f"{at}:{draw.choice(('before', 'after'))}:KILL:{self._row.kill_rank}"
-        return f"{at}:{draw.choice(('before', 'after'))}:TERM:"
+        if row.kill_rank is not None:
+            return f"{at}:{draw.choice(('before', 'after'))}:KILL:{row.kill_rank}"
+        action = "SELF" if row.worker else "INT" if row.ctrl_c else "TERM"
+        return f"{at}:{draw.choice(('before', 'after'))}:{action}:"
 
     def _over(self, ended: Ended) -> bool:
         return all(code == self._row.code for code in ended.codes)
@@ -214,14 +219,14 @@ class Trial:
         row, off, last = self._row, self._folder / "off", attempts[-1]
         if any(each.hung for each in attempts):
             return ["it hangs"]
-        if len(attempts) == 1:
+        if len(attempts) == 1 and not row.worker:
             return ["it was not interrupted"]
         if not self._over(last):
             return [f"it does not end with {row.code}: {[each.codes for each in attempts]}"]
         problems = []
-        if row.kill_rank is None:
+        if row.kill_rank is None and not row.worker:
             left = attempts[0].codes
-            problems += [] if set(left) <= {*LEFT} else [f"it left with {left}"]
+            problems += [] if set(left) <= {*(BROKEN_OFF if row.ctrl_c else LEFT)} else [f"it left with {left}"]
         problems += ["processes outlived it" for each in attempts if each.orphans]
         differences = []
         for rank in range(len(expected.printed)):
@@ -229,7 +234,7 @@ class Trial:
             lines = [self._text.evidence(each.printed[rank], work) for each in attempts]
             differences.append(self._lines_differ(want, lines))
         differences += files_differ(off, work, self._text, row.ignore_files, more=row.more_files)
-        resumed = any(re.search(row.resumes, each.errors) for each in attempts[1:])
+        resumed = any(re.search(row.resumes, each.errors) for each in attempts[not row.worker :])
         if row.verdict is not Verdict.UNPROTECTED and not resumed:
             problems.append("it did not resume, but began anew")
         differences = [text for text in differences if text]

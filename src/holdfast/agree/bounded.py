@@ -8,6 +8,7 @@ so does the board.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -42,7 +43,8 @@ class BoundedBoard(Board):
         return self._ask(lambda: self._board.wait(key, timeout_s), timeout_s)
 
     def close(self) -> None:
-        self._board.close()
+        with contextlib.suppress(BoardSilentError):
+            self._ask(self._board.close)
 
     def _ask(self, question: Callable[[], T], may_take_s: float = 0.0) -> T:
         if any(thread.is_alive() for thread in self._overdue):

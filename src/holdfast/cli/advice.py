@@ -1,4 +1,5 @@
-"""Lines of a script that may keep it from resuming exactly: decisions by the clock, numbers that nobody seeds.
+"""Lines of a script that may keep it from resuming exactly: what follows from the clock or from the order of a set,
+and numbers that nobody seeds.
 
 The source is read, not run. It is a help for who has been told already that something differs, so it may miss a line.
 """
@@ -27,6 +28,8 @@ _SEEDS = {
     "tf.random.set_seed": "tf",
 }
 _TRACKED = {"holdfast.track", "track"}
+_IN_ORDER = {"enumerate", "list", "tuple", "zip", "iter", "map", "dict.fromkeys"}
+"""Functions that take the elements of a set in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,46 @@ def decisions(path: Path, name: str) -> list[Hint]:
                     ),
                 )
     return list(hints.values())
+
+
+def unlike(path: Path, name: str) -> list[Hint]:
+    """Values of a file that are others at each start: of the clock, of a seed drawn anew, and by the order of a set."""
+    text = _read(path)
+    lines = text.splitlines()
+    hints: dict[int, Hint] = {}
+
+    def add(node: ast.stmt | ast.expr, do: str) -> None:
+        hints.setdefault(node.lineno, Hint(name, node.lineno, lines[node.lineno - 1].strip(), do))
+
+    for scope in _scopes(text):
+        tainted: set[str] = set()
+        sets: set[str] = set()
+        for node in scope:
+            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {target.id for target in targets if isinstance(target, ast.Name)}
+                sets = sets | names if _is_set(node.value, sets) else sets - names
+                if _is_tainted(node.value, tainted):
+                    tainted |= names
+                    if not all(isinstance(target, ast.Name) for target in targets):
+                        what = ast.get_source_segment(text, node.value) or "…"
+                        add(node, f"the clock decides this; a resume knows it as holdfast.track({what})")
+            if isinstance(node, ast.Call):
+                if any(_is(node, end) for end in _SEEDS) and any(_is_tainted(one, tainted) for one in node.args):
+                    add(node, "seed it with a number that is the same at each start")
+                if _is(node, "hash"):
+                    add(node, "the hash of a text is another at each start: set PYTHONHASHSEED=0, or use hashlib")
+                if _name(node.func) in _IN_ORDER and any(_is_set(one, sets) for one in node.args):
+                    add(node, "the order of a set of texts is another at each start: sorted(…)")
+            if isinstance(node, ast.For | ast.comprehension) and _is_set(node.iter, sets):
+                add(node.iter, "the order of a set of texts is another at each start: sorted(…)")
+    return [hints[line] for line in sorted(hints)]
+
+
+def _is_set(node: ast.AST, sets: set[str]) -> bool:
+    if isinstance(node, ast.Call):
+        return _name(node.func) in ("set", "frozenset")
+    return isinstance(node, ast.Set | ast.SetComp) or (isinstance(node, ast.Name) and node.id in sets)
 
 
 def seeds_missing(path: Path, name: str) -> list[Hint]:

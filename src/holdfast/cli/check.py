@@ -44,6 +44,9 @@ Exit codes: 0 exact, 1 anything else, 2 wrong usage or setting."""
 _REFUSES = re.compile(r"(?:^|: )([^:].*?)\. HOLDFAST_ENABLED=require refuses to train unprotected")
 _ERROR = re.compile(r"^(?:holdfast\.errors\.)(\w+): (.*)$")
 _ASTRAY = "the script does not go the way it went before: "
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Warning|Interrupt|Exit|Iteration)\b")
+_TRACEBACK = "Traceback (most recent call last)"
+_RANK = re.compile(r"^\[rank\d+\]: ?")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)')
 
 EXACT, NOT_EXACT, UNPROTECTED, REFUSED, UNKNOWN = "exact", "not exact", "unprotected", "refused", "not checked"
@@ -146,10 +149,13 @@ class _Check:
         if first.checkpoint is None:
             return self._without_checkpoint(first.attempts[0])
         step = first.checkpoint.step
+        if (error := self._error(first.attempts[0])) is not None:
+            return Verdict(UNKNOWN, f"the script fails by itself after {step} optimizer steps: {error}")
         if step < 2:
             return Verdict(UNKNOWN, f"the script ends after {step} optimizer steps")
         second = self._undisturbed("second", "run 2 of 3: the same again, to see what differs by itself")
-        lines = Lines(first.attempts[0].lines, second.attempts[0].lines)
+        pairs = zip(first.attempts[0].printed, second.attempts[0].printed, strict=True)
+        lines = [Lines(one, other) for one, other in pairs]
         if (unlike := self._by_itself(first, second, lines)) is not None:
             return unlike
         noise = set(different(first.values, second.values, set()))
@@ -206,11 +212,21 @@ class _Check:
             why = f"no step {self._steps} in {self._limit_s:.0f} s: give fewer --steps or a longer --timeout"
             return Verdict(UNKNOWN, why)
         if ended.code:
-            last = next((line for line in reversed(ended.errors) if line.strip()), f"exit code {ended.code}")
+            last = self._error(ended) or next(
+                (line for line in reversed(ended.errors) if line.strip()), f"exit code {ended.code}"
+            )
             return Verdict(UNKNOWN, f"the script fails in a copy of its folder: {last}")
         return Verdict(UNPROTECTED, "the script ends without an optimizer step that holdfast has seen")
 
-    def _by_itself(self, first: _Run, second: _Run, lines: Lines) -> Verdict | None:
+    @staticmethod
+    def _error(ended: Ended) -> str | None:
+        """The error that has ended a run; None if it ended as it was told to."""
+        if ended.code in (None, 0, 143) or not any(_TRACEBACK in line for line in ended.errors):
+            return None
+        plain = [_RANK.sub("", line) for line in ended.errors if line.strip()]
+        return next((line for line in reversed(plain) if _EXCEPTION.match(line)), plain[-1])
+
+    def _by_itself(self, first: _Run, second: _Run, lines: list[Lines]) -> Verdict | None:
         """What is not the same in two undisturbed runs, where that is more than times and names."""
         assert first.checkpoint is not None
         step = first.checkpoint.step
@@ -219,15 +235,15 @@ class _Check:
             why = f"the script is not deterministic by itself: it stopped at step {step}, and then at {other}"
             return Verdict(NOT_EXACT, why, step=step, change=self._hints(self._decisions()))
         places = [place for place in different(first.values, second.values, set()) if kind_of(place) == PARAMETERS]
-        if places or not lines.same_number:
+        if places or not all(rank.same_number for rank in lines):
             why = "two undisturbed runs of the script do not give the same result"
             what = [f"parameters: {len(places)} values, {places[0]} first"] if places else ["the number of its lines"]
-            hints = [*self._seeds(), *self._decisions()]
+            hints = [*self._seeds(), *self._unlike(), *self._decisions()]
             return Verdict(NOT_EXACT, why, step=step, differs=what, change=self._hints(hints))
         return None
 
     def _compare(
-        self, first: _Run, third: _Run, lines: Lines, noise: set[str], noisy_files: set[str], at: int
+        self, first: _Run, third: _Run, lines: list[Lines], noise: set[str], noisy_files: set[str], at: int
     ) -> Verdict:
         assert first.checkpoint is not None
         step = first.checkpoint.step
@@ -247,7 +263,8 @@ class _Check:
             of_kind = [place for place in places if kind_of(place) == kind]
             if of_kind:
                 verdict.differs.append(f"{kind}: {len(of_kind)} values, {of_kind[0]} first")
-        line = lines.difference([attempt.lines for attempt in third.attempts])
+        by_rank = [rank.difference([attempt.printed[n] for attempt in third.attempts]) for n, rank in enumerate(lines)]
+        line = next(filter(None, by_rank), "")
         files = different(first.files, third.files, noisy_files)
         if verdict.differs:
             verdict.why = f"after a resume at step {at} the state of step {step} is another"
@@ -291,6 +308,9 @@ class _Check:
 
     def _decisions(self) -> list[Hint]:
         return [hint for path, name in self._scripts() for hint in advice.decisions(path, name)]
+
+    def _unlike(self) -> list[Hint]:
+        return [hint for path, name in self._scripts() for hint in advice.unlike(path, name)]
 
     def _seeds(self) -> list[Hint]:
         return [hint for path, name in self._scripts()[:1] for hint in advice.seeds_missing(path, name)]

@@ -142,16 +142,27 @@ class Lines:
     def difference(self, attempts: Sequence[Sequence[str]]) -> str:
         """The first line of an interrupted run that is not as expected; empty: none.
 
-        Each attempt prints a stretch of the lines, the last one up to their end; a replay prints some of them again."""
+        Each attempt prints a stretch of the lines, the last one up to their end; a replay prints some of them again.
+        Before that, each may print again what comes before its loop."""
         until = 0
         for number, lines in enumerate(attempts):
-            last = number == len(attempts) - 1
-            begins = [len(self.first) - len(lines)] if last else range(min(until, len(self.first)), -1, -1)
-            begin = next((begin for begin in begins if self._all_fit(begin, lines)), None)
-            if begin is None or begin > until:
+            end = self._end(lines, until, last=number == len(attempts) - 1)
+            if end is None:
                 return self._first(lines, until)
-            until = max(until, begin + len(lines))
+            until = max(until, end)
         return ""
+
+    def _end(self, lines: Sequence[str], until: int, *, last: bool) -> int | None:
+        """Where the stretch of an attempt ends; None: there is no such stretch."""
+        for again in range(len(lines) + 1):
+            if again and not self.fits(again - 1, lines[again - 1]):
+                return None
+            rest = lines[again:]
+            begins = [len(self.first) - len(rest)] if last else range(min(until, len(self.first)), -1, -1)
+            begin = next((begin for begin in begins if begin <= until and self._all_fit(begin, rest)), None)
+            if begin is not None:
+                return begin + len(rest)
+        return None
 
     def _all_fit(self, begin: int, lines: Sequence[str]) -> bool:
         return 0 <= begin <= len(self.first) - len(lines) and all(

@@ -58,8 +58,8 @@ class Ended:
 
     code: int | None
     """None: it was killed, since its time was up."""
-    lines: list[str]
-    """What it printed."""
+    printed: list[list[str]]
+    """What it printed, by rank."""
     errors: list[str]
     """And what came to stderr."""
     seconds: float
@@ -83,8 +83,11 @@ class Sandbox:
     def run(self, stop_at: int, limit_s: float) -> Ended:
         """Run until the step at which the notice comes, or the end."""
         command = [sys.executable]
+        logs = self.folder / "ranks"
+        shutil.rmtree(logs, ignore_errors=True)
         if self.program.workers is not None:
             command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.program.workers}"]
+            command += ["--redirects=1", f"--log-dir={logs}"]  # lines of several ranks in one file mix by chance
         command += [argument.replace(str(self.program.root), str(self.work)) for argument in self.program.arguments]
         out, err = self.folder / "stdout", self.folder / "stderr"
         began = time.monotonic()
@@ -104,8 +107,12 @@ class Sandbox:
                 code = None
             finally:
                 _end(process)
-        lines, errors = (self.plain(path.read_text(errors="replace")).splitlines() for path in (out, err))
-        return Ended(code, [line.rpartition("\r")[2].rstrip() for line in lines], errors, time.monotonic() - began)
+        ranks = sorted(logs.rglob("stdout.log"), key=lambda path: int(path.parent.name))
+        printed = [[line.rpartition("\r")[2].rstrip() for line in self._lines(path)] for path in ranks or [out]]
+        return Ended(code, printed, self._lines(err), time.monotonic() - began)
+
+    def _lines(self, path: Path) -> list[str]:
+        return self.plain(path.read_text(errors="replace")).splitlines()
 
     def plain(self, text: str) -> str:
         """A text without the names of this copy."""

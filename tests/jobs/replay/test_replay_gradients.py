@@ -24,6 +24,7 @@ def plain():
         ("clamped", "step 13"),
         ("norms", "step 9"),
         ("fused", "step 8"),
+        ("fused_rnn", "step 8"),
         ("penalty", "step 7"),
         ("features", "step 6"),
         ("hooked", "step 6"),
@@ -40,7 +41,7 @@ def test_a_script_that_looks_at_gradients_ends_with_the_same_bits(plain, tmp_pat
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("kind", ["module", "data", "bare"])
+@pytest.mark.parametrize("kind", ["module", "data", "bare", "foreach", "functional"])
 def test_training_without_an_optimizer_is_reported_in_its_second_step(plain, tmp_path, kind):
     spec = drill.Spec(str(tmp_path / "run"), "plain_byhand", options=[kind])
     outcome = plain.run(spec)

@@ -16,7 +16,11 @@ import time
 COUNTER = "STRANGERS_COUNTER"
 """The file behind the counter."""
 POINT = "STRANGERS_POINT"
-"""``<steps of all processes>:<before or after the optimizer>:<TERM or KILL>:<rank that is hit, empty: any>``."""
+"""``<steps of all processes>:<before or after the optimizer>:<action>:<rank that is hit, empty: any>``.
+
+TERM goes to the command, INT to all of its processes; KILL, and SELF, which is SIGTERM, to the process that reaches the
+step.
+"""
 TARGETS = "STRANGERS_TARGETS"
 """The processes that get SIGTERM: their number, or a JSON file with a list of them."""
 FOLDER = "STRANGERS_FOLDER"
@@ -73,9 +77,12 @@ def _send(action):
     if action == "KILL":
         os.kill(os.getpid(), signal.SIGKILL)
     heard = _notices()
-    for pid in _targets():
+    for pid in [os.getpid()] if action == "SELF" else _targets():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            if action == "INT":
+                os.killpg(pid, signal.SIGINT)
+            else:
+                os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + HEARD_S
     while _notices() == heard and time.monotonic() < until:  # else a tiny training run would be over by then
         time.sleep(0.005)

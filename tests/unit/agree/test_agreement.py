@@ -96,6 +96,70 @@ def test_no_rank_is_asked_to_stop_where_it_has_been_already(offsets, base):
     assert all(decision.step >= step for decision, step in zip(decisions, steps, strict=True))
 
 
+def test_a_board_that_is_closed_wakes_its_own_waiter_and_no_other_one_for_good(boards):
+    closing, staying, third = boards(), boards(), boards()
+    if closing is staying:
+        pytest.skip("one board for all ranks of a process is closed for all of them")
+    with ThreadPoolExecutor(2) as pool:
+        for round in range(3):
+            woken, waiting = (pool.submit(board.wait, f"{round}/call", 30.0) for board in (closing, staying))
+            time.sleep(0.05)  # both are blocked, most likely; the outcome is the same if not
+            closing.close()
+            with pytest.raises(BoardLostError):
+                woken.result(20)
+            assert third.put_once(f"{round}/call", b"now") == b"now"
+            assert waiting.result(20) == b"now"
+            assert staying.put_once(f"{round}/call", b"later") == third.get(f"{round}/call") == b"now"
+            closing = boards()
+
+
+KEEPER = """
+import sys
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+AT_THE_END = """
+import subprocess, sys, threading, time
+import torch.distributed as dist
+from holdfast.agree import BoardLostError, BoundedBoard
+from holdfast.agree.torch_board import TorchBoard
+
+kind, source = sys.argv[1:]
+keeper = subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+board = TorchBoard(dist.TCPStore("127.0.0.1", int(keeper.stdout.readline()), None, False, wait_for_workers=False), "a/")
+if kind == "bounded":
+    board = BoundedBoard(board, 30.0)
+
+def watch():
+    try:
+        board.wait("never", 1000.0)
+    except BoardLostError:
+        pass
+
+class AtTheEnd:
+    def __init__(self, kill=keeper.kill, wait=keeper.wait, sleep=time.sleep):
+        self.calls = kill, wait, lambda: sleep(1.0)
+    def __del__(self):  # while the interpreter ends
+        for call in self.calls:
+            call()
+
+last = AtTheEnd()
+threading.Thread(target=watch, daemon=True).start()
+time.sleep(0.5)
+board.close()
+print("closed")
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch", "bounded"])
+def test_a_process_ends_in_peace_when_the_keeper_of_its_closed_board_ends_in_the_same_moment(kind):
+    command = [sys.executable, "-c", AT_THE_END, kind, KEEPER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
+
+
 def test_a_board_whose_keeper_dies_says_so_to_who_waits():
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     board = TorchBoard(store, "test/")
@@ -120,11 +184,7 @@ def test_a_board_whose_keeper_dies_says_so_to_who_waits():
 
 
 def test_a_board_whose_keeper_hangs_is_lost_and_comes_back_with_it():
-    script = "import sys, time, torch.distributed as dist\n" + (
-        "store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)\n"
-        "print(store.port, flush=True)\nsys.stdin.read()"
-    )
-    keeper = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    keeper = subprocess.Popen([sys.executable, "-c", KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert keeper.stdout is not None
         client = dist.TCPStore("127.0.0.1", int(keeper.stdout.readline()), None, False, wait_for_workers=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.advice import decisions, imported, seeds_missing
+from holdfast.cli.advice import decisions, imported, seeds_missing, unlike
 from holdfast.errors import ConfigError
 from holdfast.launch import sandbox
 from holdfast.launch.likeness import Lines, different
@@ -76,6 +76,17 @@ def test_a_script_that_fails_by_itself(tmp_path):
     assert found["why"] == "the script fails in a copy of its folder: there is no data"
 
 
+def test_a_script_that_fails_by_itself_in_the_middle(folder):
+    script = folder.parent / "train.py"
+    text = (folder / "exact.py").read_text()
+    assert "        optimizer.step()\n" in text
+    script.write_text(text.replace("optimizer.step()\n", "optimizer.step()\n        left.pop()\n", 1))
+    script.write_text("left = [None] * 5\n" + script.read_text())
+    found = verdict_of("train.py", cwd=script.parent)
+    assert found["verdict"] == "not checked"
+    assert found["why"] == "the script fails by itself after 6 optimizer steps: IndexError: pop from empty list"
+
+
 def test_wrong_usage(folder):
     assert holdfast("check", cwd=folder).returncode == 2
     assert "does not exist" in holdfast("check", "none.py", cwd=folder).stderr
@@ -104,6 +115,8 @@ def test_a_folder_that_is_too_large_is_not_copied(tmp_path, monkeypatch):
     [
         ([["a 1", "b 7 s"], ["a 1", "b 9 s", "c"]], ""),
         ([["a 1"], ["b 1 s", "c"]], ""),
+        ([["a 1", "b 1 s"], ["a 1", "c"]], ""),  # what comes before the loop is printed again
+        ([["a 1", "b 1 s"], ["a 1", "d"]], "line 2: 'b 3 s' became 'd'"),
         ([["a 1"], ["c"]], "line 1: 'a 1' became 'c'"),
         ([["a 1", "b 1 s"], ["a 1", "b 2 s", "d"]], "line 3: 'c' became 'd'"),
         ([["a 1"], ["a 1", "b 2 s"]], "line 3: 'c' became None"),
@@ -131,6 +144,18 @@ def test_decisions_by_the_clock_and_missing_seeds_are_found(tmp_path):
         "torch.manual_seed(0)",
         "random.seed(0)",
     ]
+
+
+def test_values_that_are_others_at_each_start_are_found(tmp_path):
+    script = Path(tmp_path / "train.py")
+    script.write_text(
+        "import time, torch\ntorch.manual_seed(int(time.time()))\nbegan = time.time()\nwords = set(open('a').read())\n"
+        "order = {w: i for i, w in enumerate(words)}\nfine = [w for w in sorted(words)]\nfor w in words | {'a'}:\n"
+        "    print(time.time() - began)\nfor w in words:\n    group['lr'] = 1 / (time.time() - began)\n"
+        "bucket = hash('a') % 4\nwords = sorted(words)\nothers = list(words)\n"
+        "group['n'] = holdfast.track(time.time())\n"
+    )
+    assert [hint.line for hint in unlike(script, "train.py")] == [2, 5, 9, 10, 11]
 
 
 def test_hints_are_of_files_that_the_script_imports(tmp_path):

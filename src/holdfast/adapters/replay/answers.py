@@ -101,7 +101,8 @@ class Answer:
             base = tensor.detach()
             if tensor.requires_grad:
                 used, parameters = _ancestors(tensor, sources, trained)
-                self._parts[id(base)] = Part(base, used, _in_order(tensor, parameters), gradients)
+                order = _in_order(tensor, parameters, [sources[index] for index in used])
+                self._parts[id(base)] = Part(base, used, order, gradients)
             return base
 
         self._output = mapped(output, keep)
@@ -203,8 +204,11 @@ def _ancestors(
     return sorted(found), [p for p in trained if id(p) in reached and id(p) not in leaves]
 
 
-def _in_order(output: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """``parameters`` in the order of a real backward pass, which is made where hooks of the script depend on it."""
+def _in_order(output: torch.Tensor, parameters: list[torch.Tensor], sources: list[torch.Tensor]) -> list[torch.Tensor]:
+    """``parameters`` in the order of a real backward pass, which is made where hooks of the script depend on it.
+
+    It leads to ``sources`` too: what waits in the queue of a pass decides in which order equals leave it.
+    """
     if output.grad_fn is None or not any(any(_hooks(parameter)) for parameter in parameters):
         return parameters
     order: list[torch.Tensor] = []
@@ -212,7 +216,8 @@ def _in_order(output: torch.Tensor, parameters: list[torch.Tensor]) -> list[torc
         for parameter in parameters:
             stack.enter_context(_sole_hook(parameter, functools.partial(_note, order, parameter)))
         with contextlib.suppress(RuntimeError):  # the older kind of checkpointing
-            torch.autograd.grad(output, parameters, torch.zeros_like(output), allow_unused=True, retain_graph=True)
+            wanted = [*parameters, *sources]
+            torch.autograd.grad(output, wanted, torch.zeros_like(output), allow_unused=True, retain_graph=True)
     return list(_unique([*order, *reversed(parameters)]))
 
 

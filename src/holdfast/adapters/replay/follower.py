@@ -411,21 +411,21 @@ class Follower(Events):
             self._birth.note_load(file)
         return self._files.readable(file)
 
-    def before_backward(self, outputs: Any) -> bool:
+    def before_backward(self, outputs: Any, inputs: Sequence[torch.Tensor] | None = None) -> bool:
         """Returns whether to look at what it leaves. An optimizer, or somebody else, may yet be in charge."""
         if self._following or self._over or _claims or self.registry.alive("optimizer") or not self._is_ours():
             return False
-        if self._by_hand.before(outputs, self.registry.roots()):
+        trained, looked_at = self._by_hand.before(outputs, self.registry.roots(), inputs)
+        if trained:
             self._hooks.forget_backward()
             unprotected(
                 "this script trains without a torch.optim.Optimizer that steps: its parameters have moved along their "
                 f"gradients since its last backward pass. Nothing is followed or saved; {_SAYS_ITSELF}"
             )
-            return False
-        return True
+        return looked_at and not trained
 
-    def after_backward(self) -> None:
-        self._by_hand.after()
+    def after_backward(self, grads: Sequence[torch.Tensor | None] | None = None) -> None:
+        self._by_hand.after(grads)
         if self._by_hand.done:
             self._hooks.forget_backward()
 

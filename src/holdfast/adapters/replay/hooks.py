@@ -7,7 +7,7 @@ Nothing is added to a module's call once the loop has begun. What is replaced pa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence, ValuesView
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +25,8 @@ class Watcher(Protocol):
     def made_module(self, module: torch.nn.Module) -> None: ...
     def made(self, kind: str, thing: Any) -> None: ...
     def loads(self, file: Any) -> Any: ...
-    def before_backward(self, outputs: Any) -> bool: ...
-    def after_backward(self) -> None: ...
+    def before_backward(self, outputs: Any, inputs: Sequence[torch.Tensor] | None = None) -> bool: ...
+    def after_backward(self, grads: Sequence[torch.Tensor | None] | None = None) -> None: ...
     def made_ddp(self, module: DistributedDataParallel) -> None: ...
     def first_act(self, *, training: bool = True) -> bool: ...
     def iterate(self, loader: Any, real: Callable[[Any], Any]) -> Any: ...
@@ -181,6 +181,25 @@ class Hooks:
                 self._watcher.after_backward()
 
         return backward
+
+    def grad_by_hand(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(outputs: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(inputs, Iterator | ValuesView):
+                inputs = tuple(inputs)
+            leaves = inputs if isinstance(inputs, tuple | list) else [inputs]
+            plain = all(isinstance(leaf, torch.Tensor) and leaf.is_leaf for leaf in leaves)
+            looked_at = (
+                plain
+                and self._backward is not None
+                and not torch._C._are_functorch_transforms_active()
+                and self._watcher.before_backward(outputs, leaves)
+            )
+            found = original(outputs, inputs, *args, **options)
+            if looked_at:
+                self._watcher.after_backward(found)
+            return found
+
+        return grad
 
     def iterate(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def iterate(loader: Any) -> Any:

@@ -127,6 +127,12 @@ TORCH = PatchSet(
             why="training without an optimizer is reported",
             scope="by hand",
         ),
+        Patch(
+            target="torch.autograd:grad",
+            wrap="grad_by_hand",
+            why="training without an optimizer is reported",
+            scope="by hand",
+        ),
         *(
             Patch(
                 target=f"torch._tensor:Tensor.{name}",

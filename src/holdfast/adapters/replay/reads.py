@@ -4,9 +4,10 @@ A replayed loop computes nothing, so what it reads would be rubbish, and with it
 stopping that follows from it. So what the script reads is kept, a dozen bytes a number, with the place in the code
 that read it, and a replay gets it back: the script's own values come out as they were.
 
-Only reads by the script count: those inside a module's call, an optimizer's step, a loader or a backward pass are
-not made in a replay. At each boundary the numbers are copied to a file beside the black box, where there is one, so
-that a survivor finds those of a rank that was killed.
+Only reads by the script count: those inside a module's call, an optimizer's step or a loader are not made in a replay.
+Hooks that the script has set run in the backward passes of a replay where they can, so what they read is given back to
+those that do, and nothing is concluded from those that do not. At each boundary the numbers are copied to a file beside
+the black box, where there is one, so that a survivor finds those of a rank that was killed.
 """
 
 from __future__ import annotations
@@ -48,11 +49,18 @@ _ON_BEHALF = tuple(_TORCH + part for part in ("_tensor.py", "optim/lr_scheduler.
 _AROUND = os.path.join(os.path.dirname(__file__), "script.py")
 """Runs a script that is the function of a child process: what it calls is the script's."""
 
-_SCRIPT, _THROUGH, _LIBRARY, _INSIDE = range(4)
+_PASSES = (_TORCH + os.path.join("autograd", "__init__.py"), _TORCH + os.path.join("autograd", "graph.py"))
+"""Backward passes, which call hooks."""
+_CALLS_HOOKS = (os.path.join(os.path.dirname(__file__), "answers.py"), ("_run_hooks", "_give"))
+"""Functions that call hooks in a replay."""
+
+_SCRIPT, _THROUGH, _LIBRARY, _PASS, _INSIDE = range(5)
 _WHOLE = 2**53
 """Integers below this are exact as floats."""
 _KINDS: dict[type, str] = {float: "f", int: "i", bool: "b"}
 
+_HOOK = "hook:"
+"""Before what a hook reads in a backward pass."""
 _TEXT = "__repr__"
 """What ``print(x)`` reads. It is for people and decides nothing, so a replay does without it where it was not kept."""
 _TEXTS = 8 << 20
@@ -69,6 +77,10 @@ def _kind_of(code: CodeType, around: str | None) -> int:
         or name in (_AROUND, around)
         or (name.startswith(f"{_TORCH}amp/") and code.co_name == "get_scale")
     ):
+        return _THROUGH
+    if name in _PASSES:
+        return _PASS
+    if name == _CALLS_HOOKS[0] and code.co_name in _CALLS_HOOKS[1]:
         return _THROUGH
     if name.startswith((_OURS, *_REPLAYED)):
         return _INSIDE
@@ -107,8 +119,13 @@ class Seen:
 
     def read(self, tensor: Any, how: str, real: Callable[[Any], Any], frame: FrameType | None) -> Any:
         """The value that the script gets. ``real`` reads it from the tensor."""
-        if threading.get_ident() != self.thread or (reader := self._reader(frame)) is None:
+        if threading.get_ident() != self.thread:
             return real(tensor)
+        reader, in_hook = self._reader(frame)
+        if reader is None:
+            return real(tensor)
+        if in_hook:
+            how = _HOOK + how
         if self._recalled is None:
             value = real(tensor)
         elif self._recalled.strict:
@@ -132,11 +149,15 @@ class Seen:
             self._keep_object(value, reader, how)
         return value
 
-    def _reader(self, frame: FrameType | None) -> FrameType | None:
-        """The frame of the script that reads; None if it is not the script, or not outside of all that is replayed."""
+    def _reader(self, frame: FrameType | None) -> tuple[FrameType | None, bool]:
+        """The frame of the script that reads, and whether it is in a hook of a backward pass.
+
+        None if it is not the script, or not outside of all that is replayed.
+        """
         # By identity: the hash of a code object is that of all its content.
         kinds = self._kinds
         reader: FrameType | None = None
+        in_hook = False
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(id(code))
@@ -144,17 +165,18 @@ class Seen:
                 kind = kinds[id(code)] = _kind_of(code, self._around)
                 self._codes[id(code)] = code
             if kind:
-                if kind == _INSIDE or (reader is None and kind == _LIBRARY):
-                    return None
+                if kind == _INSIDE or (reader is None and kind in (_LIBRARY, _PASS)):
+                    return None, False
+                in_hook = in_hook or kind == _PASS
             elif reader is None:
                 reader = frame
             frame = frame.f_back
-        return reader
+        return reader, in_hook
 
     def _keep_object(self, value: Any, reader: FrameType, how: str) -> None:
         place = _place_of(reader)
         size = _size_of(value)
-        if how == _TEXT:
+        if how.removeprefix(_HOOK) == _TEXT:
             self._texts += size
             if self._texts > _TEXTS:
                 return
@@ -257,7 +279,8 @@ class _Recalled:
             if kind == "o":
                 return _copied(self.saved["objects"][int(value)])
             return int(value) if kind == "i" else bool(value)
-        if not self.strict or self.saved["lost"] or self.saved.get("partial") or how == _TEXT:
+        unknown = self.saved["lost"] or self.saved.get("partial")
+        if not self.strict or unknown or how == _TEXT or how.startswith(_HOOK):
             return real()
         what = "it reads" if how == "track" else f"it reads {how} of"
         self._failure = astray(
@@ -268,14 +291,25 @@ class _Recalled:
     def left(self) -> int:
         return sum(map(len, self._queues.values()))
 
+    def _left_by_the_loop(self) -> int:
+        return sum(len(queue) for place, queue in self._queues.items() if not place[3].startswith(_HOOK))
+
     def relax(self, count: int) -> None:
         """The first ``count`` reads must be done; those that are left may be."""
         self.strict = False
         if self._failure is not None:  # the script has caught it
             raise self._failure
+        for place, queue in self._queues.items():
+            while place[3].startswith(_HOOK) and queue and queue[0] < count:
+                queue.popleft()  # of a hook that does not run in a replay
         unknown = self.saved["lost"] or self.saved.get("partial")
-        if self.left() != len(self.saved["numbers"]) - count and not unknown:
+        expected = sum(not site[3].startswith(_HOOK) for site in map(self._site, self._numbers[count:]))
+        if self._left_by_the_loop() != expected and not unknown:
             raise astray("it has read less, or more, out of tensors than the run had")
+
+    def _site(self, number: int) -> list[Any]:
+        site: list[Any] = self.saved["sites"][number]
+        return site
 
 
 class _Mirror:
@@ -353,7 +387,7 @@ class _Mirror:
             return None
         count = max(known)[1]
         pairs = list(struct.iter_unpack("<id", data[cls._HEADER : cls._HEADER + count * cls._RECORD]))
-        pairs = [pair for pair in pairs if pair[0] >= len(sites) or sites[pair[0]][3] != _TEXT]
+        pairs = [pair for pair in pairs if pair[0] >= len(sites) or sites[pair[0]][3].removeprefix(_HOOK) != _TEXT]
         if any(number >= len(sites) or sites[number][4] == "o" for number, _ in pairs):
             return None  # lists and arrays died with it
         return {

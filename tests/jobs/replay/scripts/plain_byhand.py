@@ -57,6 +57,29 @@ def bare():
         print(f"step {step} loss {loss.item():.8f}")
 
 
+def foreach():
+    """Gradients from torch.autograd.grad, used in place."""
+    for step in range(12):
+        loss = loss_of()
+        slopes = torch.autograd.grad(loss, model.parameters())
+        with torch.no_grad():
+            torch._foreach_add_(list(model.parameters()), slopes, alpha=-0.05)
+        print(f"step {step} loss {loss.item():.8f}")
+
+
+def functional():
+    """New parameters in each step, and a module that is called with them."""
+    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    for step in range(12):
+        loss = F.mse_loss(torch.func.functional_call(model, weights, x), y)
+        slopes = torch.autograd.grad(loss, weights.values())
+        weights = {
+            name: (p - 0.05 * slope).detach().requires_grad_()
+            for (name, p), slope in zip(weights.items(), slopes, strict=True)
+        }
+        print(f"step {step} loss {loss.item():.8f}")
+
+
 def innocent():
     """No training at all."""
     image = x.clone().requires_grad_()
@@ -79,6 +102,11 @@ def innocent():
     for _ in range(3):  # gradients of inputs, without a backward pass of their own
         (slope,) = torch.autograd.grad(loss_of(image), image)
         print(f"slope {slope.sum().item():.8f}")
+    image = x.clone().requires_grad_()
+    for _ in range(4):  # an adversarial example, each time a new tensor
+        (slope,) = torch.autograd.grad(loss_of(image), image)
+        image = (image + 0.1 * slope.sign()).detach().requires_grad_()
+        print(f"adversarial {slope.sum().item():.8f}")
     with torch.no_grad():
         for p in model.parameters():
             p.clamp_(-0.5, 0.5)

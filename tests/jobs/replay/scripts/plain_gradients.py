@@ -1,6 +1,7 @@
 """Loops that look at gradients between the backward pass and the step, or inside of it, one each."""
 
 import argparse
+import functools
 import hashlib
 import random
 
@@ -99,6 +100,30 @@ def fused():
         loss = nn.CrossEntropyLoss()(model(a), b)
         loss.backward()
         print(f"step {step} loss {loss.item():.8f} {len(seen)} {seen[-4:]}")
+    return model
+
+
+def fused_rnn():
+    """The same with several modules, one of which has many parameters in one node; norms that hooks read."""
+    torch.manual_seed(2)
+    model = nn.ModuleList([nn.Embedding(12, 6), nn.LSTM(6, 6, batch_first=True), nn.Linear(6, 12)])
+    optimizers = {p: torch.optim.Adam([p], lr=1e-2, foreach=False) for p in model.parameters()}
+    norms = {}
+
+    def step_now(name, parameter):
+        norms[name] = norms.get(name, 0.0) * 0.9 + parameter.grad.norm().item()
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(functools.partial(step_now, name))
+    for step in range(20):
+        words = torch.randint(12, (4, 6))
+        hidden, _ = model[1](model[0](words[:, :-1]))
+        hidden.register_hook(lambda grad: norms.update(hidden=grad.norm().item()))
+        loss = nn.CrossEntropyLoss()(model[2](hidden).flatten(0, 1), words[:, 1:].flatten())
+        loss.backward()
+        print(f"step {step} loss {loss.item():.8f} {' '.join(f'{name} {norm:.8f}' for name, norm in norms.items())}")
     return model
 
 
