@@ -68,3 +68,19 @@ def test_another_model_is_trained_from_its_beginning(keras: Server, tmp_path: Pa
     assert Case(keras, tmp_path, "keras_folds.py").run("--interrupt", "batch:50").code == 143
     log = check(Case(keras, tmp_path, "keras_folds.py", "--width", "9"))
     assert "fit 1 is not what was saved as fit 1, since its model, variables differs" in log
+
+
+@pytest.mark.parametrize(
+    ("kind", "moments"),
+    [("count", ["noted:1"]), ("count", ["batch:21"]), ("name", ["noted:1"]), ("name", ["noted:2", "batch:3"])],
+    ids=["count, after one", "count, in the third", "name, after one", "name, after two and in the third"],
+)
+def test_calls_that_differ_only_in_who_makes_them(keras: Server, tmp_path: Path, kind: str, moments: list[str]) -> None:
+    """None gets what a finished one of before has left that the script no longer makes."""
+    check(Case(keras, tmp_path, "keras_trials.py", kind), *moments)
+
+
+def test_a_script_that_trains_the_epochs_that_are_left(keras: Server, tmp_path: Path) -> None:
+    """It begins with the weights it has saved itself, and its epochs are counted from there."""
+    log = check(Case(keras, tmp_path, "keras_trials.py", "left"), "batch:14")
+    assert "fit 1 is not what was saved as fit 1, since its epochs differs" in log

@@ -20,6 +20,7 @@ import numpy as np
 
 from holdfast.adapters.keras import callbacks as keras_callbacks
 from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras.held_weights import HeldWeights, Variables
 from holdfast.adapters.keras.kept import KeptState
 from holdfast.adapters.keras.seeds import Seeds
 from holdfast.config import Settings
@@ -33,15 +34,11 @@ _NOT_IN_0_1_0 = re.compile(r"generator/|\w+/\d+/")
 """Variables of the generators and of the further optimizers that a model holds."""
 
 
-class Framework(Protocol):
+class Framework(Variables, Protocol):
     """What Keras 3 and tf-keras do differently."""
 
     def extras(self, model: Any) -> dict[str, Any]:
         """Variables that the weights file does not hold, by name."""
-
-    def read(self, variable: Any) -> Any: ...
-
-    def write(self, variable: Any, value: Any) -> None: ...
 
     def weights(self, model: Any) -> memoryview:
         """The weights file, as the framework itself writes it."""
@@ -85,6 +82,8 @@ class Run(Protocol):
     in_step: bool
     frozen: bool
     kept: KeptState | None
+    doubts_told: set[str]
+    """What was said of any call of ``fit`` that cannot be exact."""
 
     def listen_again(self) -> None: ...
 
@@ -218,6 +217,8 @@ class Fit:
         self._flaws: list[str] = []
         self._kept: dict[str, Any] | None = None
         """The state when the batches of this epoch were done."""
+        self._held: HeldWeights | None = None
+        """The weights of that moment, where callbacks may change them."""
         self._earlier: dict[str, Any] | None = None
         """That of the epoch before, until the first step of this one: another worker may still be there."""
         self._between: dict[str, Any] | None = None
@@ -227,7 +228,6 @@ class Fit:
         self._loaded: dict[str, Any] | None = None
         self._weights: memoryview | None = None
         self._extras: dict[str, Any] | None = None
-        self._doubts_told = False
 
     # ------------------------------------------------------------------ what Keras tells
 
@@ -249,7 +249,7 @@ class Fit:
     def on_epoch_begin(self, epoch: int) -> None:
         if self.position is None:
             self.epoch, self.batch = epoch, 0
-        self._kept = None
+        self._kept = self._held = None
         self.run.before_step()
 
     def end_pass(self) -> None:
@@ -260,8 +260,13 @@ class Fit:
             if self.told:  # stopped by a callback: the loop did not come back for another batch
                 self.complete(self.in_flight)
         if self._kept is None:
-            self._kept = self._small(over=True)
-            run.pending = True
+            self._keep_pass()
+
+    def _keep_pass(self) -> None:
+        self._kept = self._small(over=True)
+        if keras_callbacks.change_weights(keras_callbacks.flatten(self.callbacks)):
+            self._held = HeldWeights(self.framework, self.model)
+        self.run.pending = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """All callbacks have heard of the end: the next epoch may begin."""
@@ -269,7 +274,7 @@ class Fit:
         self.epoch, self.batch = epoch + 1, 0
         if self.run.host.session.world > 1:
             self._earlier = self._kept
-        self._kept = None
+        self._kept = self._held = None
         if self.data is not None:
             self.data.end_epoch()
         if self.run.host.session.world > 1:
@@ -328,6 +333,11 @@ class Fit:
             return self._kept
         return {**(self._between or self._small(over=False)), "earlier": self._earlier}
 
+    def weights(self) -> memoryview:
+        """The weights file, at the last boundary."""
+        with contextlib.nullcontext() if self._held is None else self._held.in_place():
+            return self.framework.weights(self.model)
+
     def _small(self, *, over: bool) -> dict[str, Any]:
         callbacks = keras_callbacks.flatten(self.callbacks)
         return {
@@ -381,9 +391,9 @@ class Fit:
             f"{name} is not saved: only numbers, text, arrays and lists or dicts of them are"
             for name in keras_callbacks.unsaved(keras_callbacks.flatten(self.callbacks))
         ]
-        if found and not self._doubts_told and self.run.host.rank == 0:
-            self._doubts_told = True
-            for doubt in found:
+        for doubt in found if self.run.host.rank == 0 else ():
+            if doubt not in self.run.doubts_told:
+                self.run.doubts_told.add(doubt)
                 log.warning("a resumed run may differ in its last digits: %s", doubt)
         return found
 
@@ -434,8 +444,7 @@ class Fit:
         self.evaluations = state["evaluations"]
         keras_random.restore({name: value for name, value in state["random"].items() if name not in random_streams})
         if state["over"]:
-            self._kept = self._small(over=True)
-            self.run.pending = True
+            self._keep_pass()
 
     def restore_end(self, callbacks: Any, history: Any) -> None:
         """Of a call that was finished in an earlier attempt: what it had changed and what it returned."""

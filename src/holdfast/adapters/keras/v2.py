@@ -101,6 +101,13 @@ class TfKeras:
     def read(self, variable: Any) -> Any:
         return keras_tensorflow.read(variable)
 
+    def in_weights(self, model: Any) -> list[Any]:
+        parts = [part for part in self._all_optimizers(model) if not callable(part.variables)]
+        return [*model.variables, *(variable for part in parts for variable in part.variables)]
+
+    def hold(self, variable: Any) -> Any:
+        return keras_tensorflow.hold(variable)
+
     def write(self, variable: Any, value: Any) -> None:
         keras_tensorflow.write(variable, value)
 
