@@ -172,7 +172,7 @@ def test_a_crash_loses_at_most_the_step_in_flight(keras: Server, tmp_path: Path,
 def test_callbacks_that_change_the_weights_while_something_is_evaluated(
     keras: Server, tmp_path: Path, module: str, kind: str
 ) -> None:
-    """A stop in there saves what the last batch left, and the resumed run does it again."""
+    """A stop in a validation saves what the last batch left. Callbacks are waited for, and write each line once."""
     Case(keras, tmp_path, "keras_evaluated.py", kind, KERAS_KIND=module).check(moments("test:6"))
 
 

@@ -24,8 +24,10 @@ _OF_THE_FILE = frozenset({"append_header"})
 """What a ``CSVLogger`` knows of the file that it found at the beginning."""
 _KNOWN = frozenset({"keras", "tf_keras", "keras_tuner", "tensorflow", "ray", "holdfast"})
 """Modules of callbacks of which everything that changes is saved."""
-_EVALUATE_OR_CHANGE = frozenset({"LambdaCallback", "SwapEMAWeights"})
-"""Callbacks of Keras that do what the script says, or evaluate other weights than those that are trained."""
+_ONLY_READ = frozenset(
+    {"BackupAndRestore", "CSVLogger", "History", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard"}
+)
+"""Callbacks of the framework that leave the weights as they are when an epoch ends."""
 _CONSTANT = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type, np.ufunc)
 
 
@@ -91,9 +93,8 @@ def unsaved(callbacks: Iterable[Any]) -> list[str]:
 
 
 def change_weights(callbacks: Iterable[Any]) -> bool:
-    """Whether one of them may change the weights between an epoch's last batch and the first of the next, while
-    something is evaluated there."""
-    return any(not _is_known(one) or type(one).__name__ in _EVALUATE_OR_CHANGE for one in callbacks)
+    """Whether one of them may change weights or rates between an epoch's last batch and the first of the next."""
+    return any(not _is_known(one) or type(one).__name__ not in _ONLY_READ for one in callbacks)
 
 
 def keep_files(callbacks: Iterable[Any]) -> None:

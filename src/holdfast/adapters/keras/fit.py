@@ -219,6 +219,8 @@ class Fit:
         """The state when the batches of this epoch were done."""
         self._held: HeldWeights | None = None
         """The weights of that moment, where callbacks may change them."""
+        self.ending = False
+        """The callbacks hear of the end of an epoch, and some have written to their files."""
         self._earlier: dict[str, Any] | None = None
         """That of the epoch before, until the first step of this one: another worker may still be there."""
         self._between: dict[str, Any] | None = None
@@ -298,9 +300,9 @@ class Fit:
             self._counters.watch(run.step, self.framework.counters(self.model))
 
     def check_in_between(self) -> None:
-        """In validation, or in what a callback does at the end of an epoch: a notice need not wait for its end."""
+        """In validation: a notice need not wait for its end."""
         run = self.run
-        if self._kept is not None and run.step >= run.engine.next_stop and self.is_mine():
+        if self._kept is not None and not self.ending and run.step >= run.engine.next_stop and self.is_mine():
             run.at_boundary()
 
     def settle(self, error: BaseException) -> None:
@@ -366,8 +368,11 @@ class Fit:
 
     def rests(self) -> bool:
         """Whether the training thread is between two steps for longer, in what may wait for other workers, and the
-        state of the last step is at hand: the first step is still to come, or the batches of an epoch are done."""
-        return self._kept is not None or self._between is not None or not self._stepped
+        state of the last step is at hand: the first step is still to come, or the batches of an epoch are done.
+
+        Callbacks at the end of an epoch are waited for while there is time: what they write, they would write twice.
+        """
+        return (self._kept is not None and not self.ending) or self._between is not None or not self._stepped
 
     def at_pass(self) -> dict[str, Any]:
         """What of a rank's own state changes only with a pass over the data."""

@@ -72,9 +72,14 @@ if args.kind == "average":
     callbacks = [Average(), Interrupt()]
 else:
     # Nothing is ever better by so much: each epoch lowers the rate.
-    callbacks = [keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, factor=0.7, min_delta=1e6), held]
+    lower = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0, factor=0.7, min_delta=1e6)
+    callbacks = [keras.callbacks.CSVLogger("log.csv"), lower, held]
 validated = {"validation_data": (x, y), "validation_batch_size": 20} if args.kind == "average" else {}
 history = model.fit(x, y, batch_size=10, epochs=4, callbacks=callbacks, verbose=0, **validated)
 digest = hashlib.sha256(b"".join(weights.tobytes() for weights in model.get_weights())).hexdigest()
+result = {"history": {k: [float(one) for one in v] for k, v in history.history.items()}, "digest": digest}
+if args.kind == "rate":
+    with open("log.csv") as file:
+        result |= {"losses": held.losses, "log": file.read()}
 with open(args.out, "w") as file:
-    json.dump({"history": {k: [float(one) for one in v] for k, v in history.history.items()}, "digest": digest}, file)
+    json.dump(result, file)
