@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("keras")
 pytest.importorskip("tensorflow")
 
-from tests.jobs.keras.checks import Case
+from tests.jobs.keras.checks import Case, moments
 from tests.jobs.keras.drill import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -84,3 +84,13 @@ def test_a_script_that_trains_the_epochs_that_are_left(keras: Server, tmp_path: 
     """It begins with the weights it has saved itself, and its epochs are counted from there."""
     log = check(Case(keras, tmp_path, "keras_trials.py", "left"), "batch:14")
     assert "fit 1 is not what was saved as fit 1, since its epochs differs" in log
+
+
+@pytest.mark.parametrize("module", ["keras", "tf_keras"])
+@pytest.mark.parametrize(("kind", "moment"), [("endless", "batch:22"), ("twice", "batch:40"), ("twice", "batch:124")])
+@pytest.mark.share(3)
+def test_data_that_is_repeated_after_it_was_shuffled(
+    keras: Server, tmp_path: Path, module: str, kind: str, moment: str
+) -> None:
+    """It is in another order each time: the next pass, and the next call, must find it in the one that is due."""
+    Case(keras, tmp_path, "keras_repeated.py", kind, KERAS_KIND=module).check(moments(moment))

@@ -169,6 +169,7 @@ def test_a_crash_loses_at_most_the_step_in_flight(keras: Server, tmp_path: Path,
 
 @pytest.mark.parametrize("module", ["keras", "tf_keras"])
 @pytest.mark.parametrize("kind", ["average", "rate"])
+@pytest.mark.share(3)
 def test_callbacks_that_change_the_weights_while_something_is_evaluated(
     keras: Server, tmp_path: Path, module: str, kind: str
 ) -> None:
