@@ -288,9 +288,7 @@ class HandlerData:
     def repeat_all(self, saved: dict[str, Any]) -> None:
         self._hooks.repeat(saved["hook_calls"], len(saved["hook_calls"]))
         if repeats.draws_while_read(self.users_dataset()):
-            # Of several, the first one was made just now as it was then; a single one was read from.
-            made = len(self._taken) if self._anew else 0
-            repeats.owe(self.users_dataset(), saved.get("taken", [])[made:])
+            repeats.owe(self.users_dataset(), saved.get("taken", []))
         else:
             self._make(saved["created"], [])
 
@@ -307,6 +305,8 @@ class HandlerData:
 
     def _epochs(self) -> Iterator[Any]:
         fit, position = self._fit, self._fit.position
+        if fit.mode in (Mode.DONE, Mode.END):
+            return  # there are none, and an iterator that is made for them changes what the next one yields
         if position is not None and fit.mode is Mode.GO_ON:
             self._go_back(position)
         self._taken.insert(0, 0)
