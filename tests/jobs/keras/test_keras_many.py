@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("keras")
 pytest.importorskip("tensorflow")
 
-from tests.jobs.keras.checks import Case
+from tests.jobs.keras.checks import Case, moments
 from tests.jobs.keras.drill import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -68,3 +68,29 @@ def test_another_model_is_trained_from_its_beginning(keras: Server, tmp_path: Pa
     assert Case(keras, tmp_path, "keras_folds.py").run("--interrupt", "batch:50").code == 143
     log = check(Case(keras, tmp_path, "keras_folds.py", "--width", "9"))
     assert "fit 1 is not what was saved as fit 1, since its model, variables differs" in log
+
+
+@pytest.mark.parametrize(
+    ("kind", "moments"),
+    [("count", ["noted:1"]), ("count", ["batch:21"]), ("name", ["noted:1"]), ("name", ["noted:2", "batch:3"])],
+    ids=["count, after one", "count, in the third", "name, after one", "name, after two and in the third"],
+)
+def test_calls_that_differ_only_in_who_makes_them(keras: Server, tmp_path: Path, kind: str, moments: list[str]) -> None:
+    """None gets what a finished one of before has left that the script no longer makes."""
+    check(Case(keras, tmp_path, "keras_trials.py", kind), *moments)
+
+
+def test_a_script_that_trains_the_epochs_that_are_left(keras: Server, tmp_path: Path) -> None:
+    """It begins with the weights it has saved itself, and its epochs are counted from there."""
+    log = check(Case(keras, tmp_path, "keras_trials.py", "left"), "batch:14")
+    assert "fit 1 is not what was saved as fit 1, since its epochs differs" in log
+
+
+@pytest.mark.parametrize("module", ["keras", "tf_keras"])
+@pytest.mark.parametrize(("kind", "moment"), [("endless", "batch:22"), ("twice", "batch:40"), ("twice", "batch:124")])
+@pytest.mark.share(3)
+def test_data_that_is_repeated_after_it_was_shuffled(
+    keras: Server, tmp_path: Path, module: str, kind: str, moment: str
+) -> None:
+    """It is in another order each time: the next pass, and the next call, must find it in the one that is due."""
+    Case(keras, tmp_path, "keras_repeated.py", kind, KERAS_KIND=module).check(moments(moment))

@@ -167,6 +167,16 @@ def test_a_crash_loses_at_most_the_step_in_flight(keras: Server, tmp_path: Path,
     assert last.result["digest"] == case.uninterrupted().result["digest"]
 
 
+@pytest.mark.parametrize("module", ["keras", "tf_keras"])
+@pytest.mark.parametrize("kind", ["average", "rate"])
+@pytest.mark.share(3)
+def test_callbacks_that_change_the_weights_while_something_is_evaluated(
+    keras: Server, tmp_path: Path, module: str, kind: str
+) -> None:
+    """A stop in a validation saves what the last batch left. Callbacks are waited for, and write each line once."""
+    Case(keras, tmp_path, "keras_evaluated.py", kind, KERAS_KIND=module).check(moments("test:6"))
+
+
 @pytest.mark.core
 def test_one_callback_is_enough(keras: Server, tmp_path: Path) -> None:
     told = {"TEST_JOURNAL": str(tmp_path / "kept/.holdfast/journal.jsonl")}

@@ -22,6 +22,12 @@ _OF_THE_LOOP = frozenset({"model", "_model", "params", "validation_data", "_supp
 _MADE_BY_KERAS = frozenset({"History", "ProgbarLogger"})
 _OF_THE_FILE = frozenset({"append_header"})
 """What a ``CSVLogger`` knows of the file that it found at the beginning."""
+_KNOWN = frozenset({"keras", "tf_keras", "keras_tuner", "tensorflow", "ray", "holdfast"})
+"""Modules of callbacks of which everything that changes is saved."""
+_ONLY_READ = frozenset(
+    {"BackupAndRestore", "CSVLogger", "History", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard"}
+)
+"""Callbacks of the framework that leave the weights as they are when an epoch ends."""
 _CONSTANT = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type, np.ufunc)
 
 
@@ -77,7 +83,7 @@ def unsaved(callbacks: Iterable[Any]) -> list[str]:
     """Attributes of the user's own callbacks that are not saved and may well change, as ``Class.attribute``."""
     found = []
     for callback in callbacks:
-        if type(callback).__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow", "ray", "holdfast"):
+        if _is_known(callback):
             continue
         known = _attributes(callback).keys() | _generators(callback).keys()
         for name, value in vars(callback).items():
@@ -86,11 +92,20 @@ def unsaved(callbacks: Iterable[Any]) -> list[str]:
     return found
 
 
+def change_weights(callbacks: Iterable[Any]) -> bool:
+    """Whether one of them may change weights or rates between an epoch's last batch and the first of the next."""
+    return any(not _is_known(one) or type(one).__name__ not in _ONLY_READ for one in callbacks)
+
+
 def keep_files(callbacks: Iterable[Any]) -> None:
     """A log that the interrupted attempt has written is continued, not begun anew."""
     for callback in callbacks:
         if type(callback).__name__ == "CSVLogger" and getattr(callback, "append", None) is False:
             callback.append = True
+
+
+def _is_known(callback: Any) -> bool:
+    return type(callback).__module__.split(".")[0] in _KNOWN
 
 
 def _name(callback: Any) -> str:

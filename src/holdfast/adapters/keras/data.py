@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras import repeats
 from holdfast.adapters.keras.fit import Fit
 from holdfast.adapters.keras.scopes import DATA, DATASET, EVALUATION
 from holdfast.base.patching import PatchSet
@@ -36,7 +37,11 @@ class EpochData:
         """When that iterator was made."""
         self._used = 0
         """Iterators before it of which anything was taken."""
+        self._taken: list[int] = []
+        """Batches taken from each of the iterators."""
         self._at_epoch: dict[str, Any] = {"created": 0, "used": 0, "carried": None, "random": self._random, "hooks": 0}
+        if creates_seeds and self.users_dataset() is not None:
+            repeats.settle(self.users_dataset())
         table.begin(DATA, self, to=iterator)
         self.hooks = EpochHooks(iterator.data_adapter, table)
 
@@ -68,6 +73,7 @@ class EpochData:
             "batches": self.iterator._num_batches,
             "closed": self.iterator._current_iterator is None,
             "created_in_all": self._created,
+            "taken": list(self._taken),
             "hook_calls": self.hooks.calls,
         }
 
@@ -75,8 +81,13 @@ class EpochData:
         self._created += 1
         self._used += int(self._consumed > 0)
         self._consumed = 0
+        self._taken.append(0)
         self._random = keras_random.capture()
         return self._make()
+
+    def _take(self, count: int) -> None:
+        self._consumed += count
+        self._taken[-1] += count
 
     # ------------------------------------------------------------------ training
 
@@ -84,7 +95,9 @@ class EpochData:
         """The batches of an epoch, with the boundary between each two."""
         fit, run = self._fit, self._fit.run
         if not fit.began:
-            yield from self._enumerate()  # Keras looks at a batch to build the model
+            for item in self._enumerate():  # Keras looks at a batch to build the model
+                self._taken[-1] += 1
+                yield item
             return
         if fit.position is not None:
             items = self._gone_on(fit.position)
@@ -108,7 +121,7 @@ class EpochData:
                 run.wait_while_frozen()
             yield begin, end, batches
             run.in_step = False
-            self._consumed += count
+            self._take(count)
             fit.complete(count)
         if run.step >= engine.next_stop:
             run.at_boundary()
@@ -141,7 +154,7 @@ class EpochData:
         now = keras_random.capture()
         iterator._num_batches = saved["batches"]
         self.hooks.repeat(saved["hook_calls"], saved["hooks"])
-        if self._make_again(saved["created"], saved["used"], saved["carried"], saved["random"]):
+        if self._make_again(saved["created"], saved["used"], saved["carried"], saved["random"], saved.get("taken", [])):
             iterator._steps_seen = saved["carried"]
         elif done:
             keras_random.restore(saved["pass_random"])
@@ -162,17 +175,20 @@ class EpochData:
             keras_random.restore({name: value for name, value in now.items() if name not in streams})
         yield from inner
 
-    def _make_again(self, created: int, used: int, carried: int | None, random: Any) -> bool:
+    def _make_again(self, created: int, used: int, carried: int | None, random: Any, taken: list[int]) -> bool:
         """As many iterators as there were when the epoch began; True if the last of them is in use still."""
         iterator = self.iterator
         current = None
         self._use_again(used)
+        draws = self._creates_seeds and repeats.draws_while_read(self.users_dataset())
         while self._created < created:
             last = self._created == created - 1
             if last and carried is not None:
                 keras_random.restore(random)
             if self._creates_seeds or (last and carried is not None):
                 current = iter(iterator._get_iterator())
+                if draws and not (last and carried is not None):
+                    self._drop(current, taken[self._created - 1] if len(taken) >= self._created else 0)
             else:
                 self._created += 1
         if carried is None:
@@ -191,7 +207,7 @@ class EpochData:
     def _drop(self, batches: Any, count: int) -> None:
         for _ in itertools.islice(batches, count):
             pass
-        self._consumed += count
+        self._take(count)
 
     def _drawn(self) -> frozenset[str]:
         """The random streams that the data draws from while it is read, in TensorFlow's own threads.
@@ -209,6 +225,9 @@ class EpochData:
         """All of a fit that is not trained again has been read: the next one finds the data as it left it."""
         self.hooks.repeat(saved["hook_calls"], len(saved["hook_calls"]))
         self._use_again(saved["used"])
+        if self._creates_seeds and repeats.draws_while_read(self.users_dataset()):
+            repeats.owe(self.users_dataset(), saved.get("taken", [])[self._created :])
+            return
         while self._created < saved["created_in_all"]:
             if self._creates_seeds:
                 iter(self.iterator._get_iterator())

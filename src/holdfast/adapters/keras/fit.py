@@ -20,6 +20,7 @@ import numpy as np
 
 from holdfast.adapters.keras import callbacks as keras_callbacks
 from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras.held_weights import HeldWeights, Variables
 from holdfast.adapters.keras.kept import KeptState
 from holdfast.adapters.keras.seeds import Seeds
 from holdfast.config import Settings
@@ -33,15 +34,11 @@ _NOT_IN_0_1_0 = re.compile(r"generator/|\w+/\d+/")
 """Variables of the generators and of the further optimizers that a model holds."""
 
 
-class Framework(Protocol):
+class Framework(Variables, Protocol):
     """What Keras 3 and tf-keras do differently."""
 
     def extras(self, model: Any) -> dict[str, Any]:
         """Variables that the weights file does not hold, by name."""
-
-    def read(self, variable: Any) -> Any: ...
-
-    def write(self, variable: Any, value: Any) -> None: ...
 
     def weights(self, model: Any) -> memoryview:
         """The weights file, as the framework itself writes it."""
@@ -85,6 +82,8 @@ class Run(Protocol):
     in_step: bool
     frozen: bool
     kept: KeptState | None
+    doubts_told: set[str]
+    """What was said of any call of ``fit`` that cannot be exact."""
 
     def listen_again(self) -> None: ...
 
@@ -218,6 +217,10 @@ class Fit:
         self._flaws: list[str] = []
         self._kept: dict[str, Any] | None = None
         """The state when the batches of this epoch were done."""
+        self._held: HeldWeights | None = None
+        """The weights of that moment, where callbacks may change them."""
+        self.ending = False
+        """The callbacks hear of the end of an epoch, and some have written to their files."""
         self._earlier: dict[str, Any] | None = None
         """That of the epoch before, until the first step of this one: another worker may still be there."""
         self._between: dict[str, Any] | None = None
@@ -227,7 +230,6 @@ class Fit:
         self._loaded: dict[str, Any] | None = None
         self._weights: memoryview | None = None
         self._extras: dict[str, Any] | None = None
-        self._doubts_told = False
 
     # ------------------------------------------------------------------ what Keras tells
 
@@ -249,7 +251,7 @@ class Fit:
     def on_epoch_begin(self, epoch: int) -> None:
         if self.position is None:
             self.epoch, self.batch = epoch, 0
-        self._kept = None
+        self._kept = self._held = None
         self.run.before_step()
 
     def end_pass(self) -> None:
@@ -260,8 +262,13 @@ class Fit:
             if self.told:  # stopped by a callback: the loop did not come back for another batch
                 self.complete(self.in_flight)
         if self._kept is None:
-            self._kept = self._small(over=True)
-            run.pending = True
+            self._keep_pass()
+
+    def _keep_pass(self) -> None:
+        self._kept = self._small(over=True)
+        if keras_callbacks.change_weights(keras_callbacks.flatten(self.callbacks)):
+            self._held = HeldWeights(self.framework, self.model)
+        self.run.pending = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None) -> None:
         """All callbacks have heard of the end: the next epoch may begin."""
@@ -269,7 +276,7 @@ class Fit:
         self.epoch, self.batch = epoch + 1, 0
         if self.run.host.session.world > 1:
             self._earlier = self._kept
-        self._kept = None
+        self._kept = self._held = None
         if self.data is not None:
             self.data.end_epoch()
         if self.run.host.session.world > 1:
@@ -293,9 +300,9 @@ class Fit:
             self._counters.watch(run.step, self.framework.counters(self.model))
 
     def check_in_between(self) -> None:
-        """In validation, or in what a callback does at the end of an epoch: a notice need not wait for its end."""
+        """In validation: a notice need not wait for its end."""
         run = self.run
-        if self._kept is not None and run.step >= run.engine.next_stop and self.is_mine():
+        if self._kept is not None and not self.ending and run.step >= run.engine.next_stop and self.is_mine():
             run.at_boundary()
 
     def settle(self, error: BaseException) -> None:
@@ -328,6 +335,11 @@ class Fit:
             return self._kept
         return {**(self._between or self._small(over=False)), "earlier": self._earlier}
 
+    def weights(self) -> memoryview:
+        """The weights file, at the last boundary."""
+        with contextlib.nullcontext() if self._held is None else self._held.in_place():
+            return self.framework.weights(self.model)
+
     def _small(self, *, over: bool) -> dict[str, Any]:
         callbacks = keras_callbacks.flatten(self.callbacks)
         return {
@@ -356,8 +368,11 @@ class Fit:
 
     def rests(self) -> bool:
         """Whether the training thread is between two steps for longer, in what may wait for other workers, and the
-        state of the last step is at hand: the first step is still to come, or the batches of an epoch are done."""
-        return self._kept is not None or self._between is not None or not self._stepped
+        state of the last step is at hand: the first step is still to come, or the batches of an epoch are done.
+
+        Callbacks at the end of an epoch are waited for while there is time: what they write, they would write twice.
+        """
+        return (self._kept is not None and not self.ending) or self._between is not None or not self._stepped
 
     def at_pass(self) -> dict[str, Any]:
         """What of a rank's own state changes only with a pass over the data."""
@@ -381,9 +396,9 @@ class Fit:
             f"{name} is not saved: only numbers, text, arrays and lists or dicts of them are"
             for name in keras_callbacks.unsaved(keras_callbacks.flatten(self.callbacks))
         ]
-        if found and not self._doubts_told and self.run.host.rank == 0:
-            self._doubts_told = True
-            for doubt in found:
+        for doubt in found if self.run.host.rank == 0 else ():
+            if doubt not in self.run.doubts_told:
+                self.run.doubts_told.add(doubt)
                 log.warning("a resumed run may differ in its last digits: %s", doubt)
         return found
 
@@ -434,8 +449,7 @@ class Fit:
         self.evaluations = state["evaluations"]
         keras_random.restore({name: value for name, value in state["random"].items() if name not in random_streams})
         if state["over"]:
-            self._kept = self._small(over=True)
-            self.run.pending = True
+            self._keep_pass()
 
     def restore_end(self, callbacks: Any, history: Any) -> None:
         """Of a call that was finished in an earlier attempt: what it had changed and what it returned."""

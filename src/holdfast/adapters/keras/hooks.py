@@ -216,7 +216,11 @@ class Listener:
 
         def on_epoch_end(epoch: int, logs: Any = None) -> None:
             fit.end_pass()
-            original(epoch, logs)
+            fit.ending = True
+            try:
+                original(epoch, logs)
+            finally:
+                fit.ending = False
             fit.on_epoch_end(epoch, logs)
 
         return on_epoch_end

@@ -8,31 +8,27 @@ reading anything: shapes, configurations and a few elements. What cannot be foun
 from __future__ import annotations
 
 import contextlib
-import dis
-import functools
 import hashlib
 import json
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from holdfast.adapters.keras import callbacks as keras_callbacks
+from holdfast.adapters.keras import callers
 from holdfast.adapters.keras.held import optimizers_of
 
 MODEL = "model"
 CONTENT = "data"
+EPOCHS = "epochs"
 _FRAMEWORKS = frozenset({"keras", "tf_keras", "tensorflow", "holdfast"})
 _ARGUMENTS = ("batch_size", "steps_per_epoch", "shuffle", "class_weight", "validation_split")
 _DATA = ("x", "y", "sample_weight", "validation_data")
-_PATHS = ("filepath", "log_dir", "filename", "backup_dir")
 _ROWS = 8
-_FRAMES = 30
 _NODES = 50
-_LONGEST = 200
 _ADDRESS_OR_DATE = re.compile(r"0x[0-9a-f]+|\d{6,}|\d+([-:T]\d+)+")
 """In a text: what another process writes otherwise."""
 _LAYER_NUMBER = re.compile(r"_\d+\b")
@@ -42,7 +38,10 @@ Identity = dict[str, Any]
 
 
 def identity_of(model: Any, arguments: Mapping[str, Any], frame: types.FrameType | None) -> Identity:
-    """By part, a hash; ``callers`` holds one for each name. ``frame``: where ``fit`` is called."""
+    """By part, a hash, but for the number of epochs; ``callers`` holds one for each name.
+
+    ``frame``: where ``fit`` is called.
+    """
     data = [arguments.get(name) for name in _DATA]
     return {
         MODEL: _hash(lambda: _model(model)),
@@ -51,7 +50,8 @@ def identity_of(model: Any, arguments: Mapping[str, Any], frame: types.FrameType
         "arguments": _hash(lambda: [arguments.get(name) for name in _ARGUMENTS]),
         "shapes": _hash(lambda: [_shapes(one) for one in data]),
         CONTENT: _hash(lambda: [_content(one) for one in data]),
-        "callers": _described_callers(frame, arguments),
+        EPOCHS: arguments.get("epochs"),
+        "callers": _callers(frame, arguments),
     }
 
 
@@ -68,6 +68,13 @@ def differences(
     ]
     were, are = saved.get("callers", {}), identity.get("callers", {})
     return found + [name for name in callers if name in were and name in are and were[name] != are[name]]
+
+
+def asks_for_less(saved: Identity | None, identity: Identity) -> bool:
+    """Whether fewer epochs are to be trained than then. A script that goes on by itself asks for those that are left,
+    with what it has saved itself; more of them are no other call."""
+    were, are = (saved or {}).get(EPOCHS), identity.get(EPOCHS)
+    return isinstance(were, int) and isinstance(are, int) and are < were
 
 
 def varying_callers(identities: Iterable[Identity | None]) -> set[str]:
@@ -178,46 +185,15 @@ def _rows(array: Any) -> str:
 # ---------------------------------------------------------------------- the callers
 
 
-def _described_callers(frame: types.FrameType | None, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Numbers and short texts in the callers' loop variables and parameters, and the files that callbacks write."""
-    found: dict[str, Any] = {"initial_epoch": arguments.get("initial_epoch")}
-    for callback in keras_callbacks.flatten(arguments.get("callbacks")):
-        for name in _PATHS:
-            if name in getattr(callback, "__dict__", {}):
-                found[f"{type(callback).__name__}.{name}"] = str(vars(callback)[name])
-    with contextlib.suppress(Exception):
-        for name, value in _variables_of(frame):
-            if type(value) in (int, str) and len(str(value)) <= _LONGEST:
-                found.setdefault(name, value)
-    hashed = {name: _hash(lambda: value, _ADDRESS_OR_DATE) for name, value in found.items()}  # noqa: B023
+def _callers(frame: types.FrameType | None, arguments: Mapping[str, Any]) -> dict[str, str]:
+    found = callers.described(frame, arguments, is_frameworks=_is_frameworks)
+    hashed = {name: _hash(lambda: value, ()) for name, value in found.items()}  # noqa: B023
     return {name: value for name, value in hashed.items() if value is not None}
 
 
-def _variables_of(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
-    for _ in range(_FRAMES):
-        if frame is None:
-            return
-        code = frame.f_code
-        if not _is_frameworks(str(frame.f_globals.get("__name__"))):
-            for name in _loop_variables_and_parameters(code):
-                yield f"{name} in {code.co_name}", frame.f_locals.get(name)
-        if code.co_name == "<module>":
-            return
-        frame = frame.f_back
-
-
-@functools.lru_cache(maxsize=256)
-def _loop_variables_and_parameters(code: types.CodeType) -> tuple[str, ...]:
-    names = list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
-    in_target = False
-    for step in dis.get_instructions(code):
-        if step.opname == "FOR_ITER":
-            in_target = True
-        elif in_target and step.opname.startswith("STORE_"):
-            names += step.argval if isinstance(step.argval, tuple) else [str(step.argval)]
-        elif not step.opname.startswith("UNPACK_"):
-            in_target = False
-    return tuple(names)
+def steady_callers(identity: Identity) -> set[str]:
+    """The names that are the same in another start of the same call, whatever the attempt before it has left."""
+    return set(identity.get("callers", {})) - callers.OF_THE_START
 
 
 # ---------------------------------------------------------------------- hashes
@@ -227,12 +203,14 @@ def _is_frameworks(module: str) -> bool:
     return module.partition(".")[0] in _FRAMEWORKS
 
 
-def _hash(describe: Callable[[], Any], *varying: re.Pattern[str]) -> str | None:
+def _hash(
+    describe: Callable[[], Any], varying: tuple[re.Pattern[str], ...] = (_ADDRESS_OR_DATE, _LAYER_NUMBER)
+) -> str | None:
     """None: it cannot be described. ``varying``: what does not count in texts."""
     with contextlib.suppress(Exception):
         value = describe()
         if value is not None:
-            text = json.dumps(_plain(value, varying or (_ADDRESS_OR_DATE, _LAYER_NUMBER)), sort_keys=True)
+            text = json.dumps(_plain(value, varying), sort_keys=True)
             return hashlib.sha256(text.encode()).hexdigest()[:16]
     return None
 

@@ -13,7 +13,16 @@ import mmap
 import re
 from typing import Any
 
-from holdfast.adapters.keras.identity import CONTENT, MODEL, Identity, differences, varying_callers
+from holdfast.adapters.keras.identity import (
+    CONTENT,
+    EPOCHS,
+    MODEL,
+    Identity,
+    asks_for_less,
+    differences,
+    steady_callers,
+    varying_callers,
+)
 from holdfast.adapters.keras.images import read_tree
 from holdfast.engine.saving import Adopted
 from holdfast.errors import CheckpointCorruptError, StoreError
@@ -149,7 +158,10 @@ class Records:
         if self._other_world:  # batches, shards and rates may depend on how many workers there are
             return differences(record.identity, identity, parts=(MODEL,), callers=())
         callers = varying_callers(one.identity for one in self._all.values())
+        if record.finished:  # a script that leaves it out comes to the next one, which nothing else may tell from it
+            callers |= steady_callers(record.identity)
         found = differences(record.identity, identity, parts=_PARTS, callers=sorted(callers))
+        found += [EPOCHS] if asks_for_less(record.identity, identity) else []
         if found or not self._other_data(record, identity):
             return found
         # A script that draws or splits its data without a seed never has the same again. That it is the same call can

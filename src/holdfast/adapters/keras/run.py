@@ -73,6 +73,7 @@ class KerasRun:
         """Where there are other workers, what they need if this one dies."""
         self._kept_count = 0
         self._told_training = False
+        self.doubts_told: set[str] = set()
         self._closed = False
         self.host = Host(settings, place)
         self.records = Records(self.host.rank, self.host.session.world)
@@ -294,7 +295,7 @@ class KerasRun:
             return [tree_image(rank_file(self.host.rank), state)]
 
         def shared() -> Sequence[Image | Adopted]:
-            weights = BufferImage(WEIGHTS, fit.framework.weights(fit.model))
+            weights = BufferImage(WEIGHTS, fit.weights())
             self._size = weights.size
             return [weights, *self._earlier(fit.number)]
 

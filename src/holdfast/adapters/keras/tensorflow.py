@@ -46,6 +46,15 @@ def read(variable: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+def hold(variable: Any) -> Any:
+    """The value of a variable, or those of its copies, as tensors: one is copied only where the variable changes."""
+    copies = replicas(variable)
+    if copies is None:
+        return _inner(variable).read_value()
+    values = [copy.read_value() for copy in copies]
+    return values[0] if len(values) == 1 else values
+
+
 def write(variable: Any, value: Any) -> None:
     copies = replicas(variable)
     if copies is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from holdfast.adapters.keras import exchange as keras_exchange
 from holdfast.adapters.keras import random as keras_random
+from holdfast.adapters.keras import repeats
 from holdfast.adapters.keras import seeds as keras_seeds
 from holdfast.adapters.keras import tensorflow as keras_tensorflow
 from holdfast.adapters.keras.data import EpochHooks
@@ -100,6 +102,13 @@ class TfKeras:
 
     def read(self, variable: Any) -> Any:
         return keras_tensorflow.read(variable)
+
+    def in_weights(self, model: Any) -> list[Any]:
+        parts = [part for part in self._all_optimizers(model) if not callable(part.variables)]
+        return [*model.variables, *(variable for part in parts for variable in part.variables)]
+
+    def hold(self, variable: Any) -> Any:
+        return keras_tensorflow.hold(variable)
 
     def write(self, variable: Any, value: Any) -> None:
         keras_tensorflow.write(variable, value)
@@ -233,9 +242,11 @@ class HandlerData:
         """Batches taken from it."""
         self._random = keras_random.capture()
         self._hooks_at_epoch = 0
-        self._created = 0
+        self._taken: list[int] = []
+        """Batches taken from each iterator that was made; the first is used only if not each epoch has its own."""
         self._begun = False
         """The epoch at hand has its iterator, and the data has heard of the end of the one before."""
+        repeats.settle(self.users_dataset())
         table.begin(DATA, self, to=handler)
 
     def follow_epochs(self, original: Callable[[], Iterator[Any]]) -> Callable[[], Iterator[Any]]:
@@ -261,7 +272,8 @@ class HandlerData:
     def position(self) -> dict[str, Any]:
         return {
             "consumed": self._consumed,
-            "created": self._created,
+            "created": len(self._taken),
+            "taken": list(self._taken),
             "begun": self._begun,
             "pass_random": self._random,
             "batches": self.handler._inferred_steps,
@@ -275,24 +287,32 @@ class HandlerData:
 
     def repeat_all(self, saved: dict[str, Any]) -> None:
         self._hooks.repeat(saved["hook_calls"], len(saved["hook_calls"]))
-        self._make(saved["created"])
+        if repeats.draws_while_read(self.users_dataset()):
+            repeats.owe(self.users_dataset(), saved.get("taken", []))
+        else:
+            self._make(saved["created"], [])
 
-    def _make(self, until: int) -> None:
-        """Iterators that nobody uses: each one made changes what the next one yields."""
-        while self._created < until:
-            self._created += 1
-            iter(self.handler._dataset)
+    def _make(self, until: int, taken: list[int]) -> None:
+        """Iterators that nobody uses: each one made changes what the next one yields. ``taken``: how far they got."""
+        draws = repeats.draws_while_read(self.users_dataset())
+        for number in range(len(self._taken), until):
+            iterator = iter(self.handler._dataset)
+            self._taken.append(taken[number] if draws and number < len(taken) else 0)
+            for _ in itertools.islice(iterator, self._taken[-1]):
+                pass
 
     # ------------------------------------------------------------------ epochs
 
     def _epochs(self) -> Iterator[Any]:
         fit, position = self._fit, self._fit.position
+        if fit.mode in (Mode.DONE, Mode.END):
+            return  # there are none, and an iterator that is made for them changes what the next one yields
         if position is not None and fit.mode is Mode.GO_ON:
             self._go_back(position)
-        self._created += 1
+        self._taken.insert(0, 0)
         self._random = keras_random.capture()
         for epoch, iterator in self._enumerate():
-            self._created += int(self._anew)
+            self._taken += [0] * int(self._anew)
             self._begun = True
             self._hooks_at_epoch = len(self._hooks.calls)
             if iterator is not self._iterator:
@@ -306,13 +326,14 @@ class HandlerData:
         saved, now = position["data"], keras_random.capture()
         self.handler._inferred_steps = saved["batches"]
         self._hooks.repeat(saved["hook_calls"], saved["hooks"])
-        self._make(saved["created"] - 1 - int(self._anew))
+        taken = saved.get("taken", [])[int(self._anew) :]
+        self._make(saved["created"] - 1 - int(self._anew), taken)
         keras_random.restore(now)
         if position["batch"] or saved["begun"]:
             return
         # Stopped after the callbacks' end of an epoch: that of the data was still to come.
         self.handler._adapter.on_epoch_end()
-        self._make(saved["created"] - 1)
+        self._make(saved["created"] - 1, taken)
 
     # ------------------------------------------------------------------ steps
 
@@ -338,6 +359,7 @@ class HandlerData:
             yield step
             run.in_step = False
             self._consumed += count
+            self._taken[-1] += count
             fit.complete(count)
             if first:
                 first = False
@@ -357,6 +379,7 @@ class HandlerData:
             keras_random.restore(self._random)
             for _ in range(self._consumed):
                 next(self._iterator)
+            self._taken[-1] += self._consumed
             drawn = keras_random.drawn_since(self._random, _shuffled(self.handler._adapter))
         if not done:
             keras_random.restore({name: value for name, value in now.items() if name not in drawn})

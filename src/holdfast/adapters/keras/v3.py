@@ -101,6 +101,12 @@ class Keras3:
             return keras_tensorflow.read(variable)
         return np.array(self.keras.ops.convert_to_numpy(variable))
 
+    def in_weights(self, model: Any) -> list[Any]:
+        return [*model.variables, *(variable for one in optimizers_of(model) for variable in one.variables)]
+
+    def hold(self, variable: Any) -> Any:
+        return keras_tensorflow.hold(variable) if self.backend == "tensorflow" else self.read(variable)
+
     def write(self, variable: Any, value: Any) -> None:
         if self.backend == "tensorflow":
             keras_tensorflow.write(variable, value)
