@@ -310,6 +310,11 @@ _LOOKS = (
     ("os:scandir", "scandir"),
     ("os:chmod", "change_attributes"),
     ("os:utime", "change_attributes"),
+    ("os:chown", "change_attributes"),
+    ("os:setxattr", "change_attributes"),
+    ("os:removexattr", "change_attributes"),
+    ("os:listxattr", "attributes"),
+    ("os:getxattr", "attributes"),
 )
 
 FILES = PatchSet(
