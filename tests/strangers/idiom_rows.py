@@ -110,4 +110,5 @@ IDIOM_ROWS = (
     idiom("own_signal"),
     idiom("dataset_state"),
     idiom("epoch_shuffle"),
+    idiom("latest_link"),
 )

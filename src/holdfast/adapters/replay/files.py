@@ -14,6 +14,7 @@ is replayed, to write a checkpoint in the background say, does again what was do
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import io
 import logging
@@ -129,6 +130,8 @@ class Files:
         self._in_loop = False
         self._lent = ""
         """A folder of the layer that children use, until the script ends."""
+        self._mark = -1
+        """Descriptor that says that the layer is in use."""
         self._made: set[str] = set()
         """Files that this attempt has made before its loop, beside the layer: they were not there."""
 
@@ -141,6 +144,9 @@ class Files:
             self._process, self._overlay, self._looking = os.getpid(), None, None
             self._lock = threading.RLock()
         self._history = FileHistory(path)
+        if path:
+            with self.real():
+                _remove_stale_layers(os.path.dirname(path))
         for table in (FILES, TORCH, SAFETENSORS):
             if table.framework not in self._applied:
                 self._applied[table.framework] = table.begin("files", self)
@@ -160,7 +166,9 @@ class Files:
         try:
             folder = tempfile.mkdtemp(prefix=_LAYER, dir=os.path.dirname(history.path))
         except OSError:
+            _remove_stale_layers(tempfile.gettempdir())
             folder = tempfile.mkdtemp(prefix=_LAYER)
+        self._mark = _hold(folder)
         self._overlay = Overlay(folder, before, shared=self._others)
         self._looking = FILES.begin("look", self)
 
@@ -211,7 +219,7 @@ class Files:
             return
         self._flush()
         with self.real():
-            missing = self._overlay.discard()
+            missing = self._overlay.discard(self._made)
         self._remove_layer()
         if missing:
             log.warning(
@@ -244,7 +252,9 @@ class Files:
             return
         self._remove_layer()
         with self.real():
-            shutil.rmtree(self._lent, ignore_errors=True)
+            if self._lent:
+                shutil.rmtree(self._lent, ignore_errors=True)
+                self._let_go()
         for applied in self._applied.values():
             applied.undo()
         self._applied.clear()
@@ -259,6 +269,12 @@ class Files:
         if overlay is not None and overlay.folder != self._lent:
             with self.real():
                 shutil.rmtree(overlay.folder, ignore_errors=True)
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._mark >= 0:
+            os.close(self._mark)
+            self._mark = -1
 
     def _flush(self) -> None:
         for file in list(self._open):
@@ -818,6 +834,40 @@ class _Scan:
 
     def close(self) -> None:
         self._entries = iter(())
+
+
+_MARK = "in-use"
+
+
+def _hold(folder: str) -> int:
+    """Mark a layer as used by this process and by those that it forks, for as long as one of them lives."""
+    path = os.path.join(folder, f"{_MARK}.new")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(path, os.path.join(folder, _MARK))  # not before it is locked
+    return descriptor
+
+
+def _remove_stale_layers(parent: str) -> None:
+    """Remove the layers of processes that were killed in their replay."""
+    try:
+        names = [name for name in os.listdir(parent) if name.startswith(_LAYER)]
+    except OSError:
+        return
+    for name in names:
+        folder = os.path.join(parent, name)
+        try:
+            descriptor = os.open(os.path.join(folder, _MARK), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # it is in use
+        finally:
+            os.close(descriptor)
 
 
 @functools.cache

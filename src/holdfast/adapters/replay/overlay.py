@@ -366,10 +366,14 @@ class Overlay:
 
     # ------------------------------------------------------------------ the end
 
-    def discard(self) -> list[str]:
+    def discard(self, made: Iterable[str] = ()) -> list[str]:
         """The replay has arrived: what it wrote is given up, and files that are open are continued where the first
-        attempt left them. Returns files that are missing: the run had written them, and they are not there."""
+        attempt left them. ``made``: what this attempt has really made; what the replay has removed of it goes. Returns
+        files that are missing: the run had written them, and they are not there."""
         open_now = self._open_now()
+        for path in sorted(made, reverse=True):
+            if (entry := self._entries.get(path)) is not None and entry.kind is Kind.GONE:
+                _remove(path)
         missing = []
         for path, entry in self._entries.items():
             if entry.kind is not Kind.FILE or not entry.own:
@@ -397,8 +401,7 @@ class Overlay:
             entries[path].backing, entries[path].own = copy, True
         for path in sorted((path for path, entry in entries.items() if entry.kind is Kind.GONE), reverse=True):
             yield path
-            with contextlib.suppress(OSError):
-                os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            _remove(path)
         for path, entry in sorted(entries.items()):
             if entry.kind is Kind.GONE:
                 continue
@@ -436,6 +439,11 @@ def _listed(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
 def _updates(descriptor: int) -> bool:

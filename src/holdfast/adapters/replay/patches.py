@@ -323,11 +323,27 @@ FILES = PatchSet(
     newest="3.11",
     patches=(
         *(
-            Patch(target=name, wrap=wrap, why="changes of files", scope="files", direct=True, required=False)
+            Patch(
+                target=name,
+                wrap=wrap,
+                why="changes of files",
+                scope="files",
+                direct=True,
+                imported=True,
+                required=False,
+            )
             for name, wrap in _CHANGES
         ),
         *(
-            Patch(target=name, wrap=wrap, why="a look into the layer", scope="look", direct=True, required=False)
+            Patch(
+                target=name,
+                wrap=wrap,
+                why="a look into the layer",
+                scope="look",
+                direct=True,
+                imported=True,
+                required=False,
+            )
             for name, wrap in _LOOKS
         ),
         Patch(
