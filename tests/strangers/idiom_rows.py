@@ -111,4 +111,5 @@ IDIOM_ROWS = (
     idiom("dataset_state"),
     idiom("epoch_shuffle"),
     idiom("latest_link"),
+    idiom("distributed_checkpoint", ignore_files=("*/.metadata",)),  # it holds a number drawn at each save
 )

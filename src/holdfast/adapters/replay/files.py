@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import io
 import logging
 import os
 import shutil
@@ -724,7 +723,7 @@ class Files:
 
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
             if not isinstance(f, str | os.PathLike):
-                if self._overlay is None or isinstance(f, io.BytesIO) or self._is_in_layer(f):
+                if self._overlay is None or not _has_descriptor(f) or self._is_in_layer(f):
                     original(obj, f, *args, **options)
                 return  # somebody else's file: the weights of a replay are not the trained ones
             target = self._weights_at(f)
@@ -884,6 +883,15 @@ def _left_alone() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _folder_of(folder: str) -> str:
     return os.path.realpath(folder)
+
+
+def _has_descriptor(file: Any) -> bool:
+    """Whether it is an open file, and not memory or a wrapper around another."""
+    try:
+        file.fileno()
+    except (OSError, AttributeError, ValueError):
+        return False
+    return True
 
 
 def _like(given: Any, path: str) -> Any:
