@@ -120,4 +120,6 @@ IDIOM_ROWS = (
     idiom("own_signal"),
     idiom("dataset_state"),
     idiom("epoch_shuffle"),
+    idiom("latest_link"),
+    idiom("distributed_checkpoint", ignore_files=("*/.metadata",)),  # it holds a number drawn at each save
 )

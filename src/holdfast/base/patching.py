@@ -72,6 +72,8 @@ class Patch:
     direct: bool = False
     """Inside a scope: install the replacement without the guard that silences it afterwards, since it looks at its
     caller's frame or is called at each step. It must itself pass calls through once its scope is over."""
+    imported: bool = False
+    """Replace it too where modules have imported it by name already."""
     adds: bool = False
     """The name is holdfast's own, beside those of its owner: the framework need not have it, and undoing removes it.
     ``wrap`` is called with what is there, or None, and returns what is placed."""
@@ -272,6 +274,7 @@ class PatchSet:
         try:
             for patch, wrap in chosen:
                 _place_one(patch, wrap, applied, to=to, thread=thread)
+            _place_where_imported([patch for patch, _ in chosen if patch.imported], applied)
         except BaseException:
             applied.undo()
             raise
@@ -349,6 +352,30 @@ def _place_one(patch: Patch, wrap: Callable[[Any], Any], applied: Applied, *, to
     site.placed = kind(replacement) if kind is not None else replacement
     _set(owner, name, site.placed)
     applied._sites.append(site)
+
+
+def _place_where_imported(patches: Sequence[Patch], applied: Applied) -> None:
+    """Replace the names under which modules hold what these patches have replaced."""
+    if not patches:
+        return
+    owners = {id(_owner_of(patch.target)[0]) for patch in patches}
+    placed = {}
+    for patch in patches:
+        owner, name = _owner_of(patch.target)
+        placed[id(applied.originals[patch.target])] = vars(owner)[name]
+    for module in list(sys.modules.values()):
+        if not isinstance(module, types.ModuleType) or id(module) in owners or module.__name__ in _DEFINE:
+            continue
+        if placed.keys().isdisjoint(map(id, list(vars(module).values()))):
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in placed:
+                applied._sites.append(_Site(module, name, value, placed[id(value)]))
+                setattr(module, name, placed[id(value)])
+
+
+_DEFINE = ("_io", "posix", "nt")
+"""Modules of builtins, which others show under names of their own."""
 
 
 def _guarded(replacement: Any, original: Any, site: _Site, thread: int | None) -> Any:

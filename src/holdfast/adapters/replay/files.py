@@ -14,8 +14,8 @@ is replayed, to write a checkpoint in the background say, does again what was do
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
-import io
 import logging
 import os
 import shutil
@@ -129,6 +129,8 @@ class Files:
         self._in_loop = False
         self._lent = ""
         """A folder of the layer that children use, until the script ends."""
+        self._mark = -1
+        """Descriptor that says that the layer is in use."""
         self._made: set[str] = set()
         """Files that this attempt has made before its loop, beside the layer: they were not there."""
 
@@ -141,6 +143,9 @@ class Files:
             self._process, self._overlay, self._looking = os.getpid(), None, None
             self._lock = threading.RLock()
         self._history = FileHistory(path)
+        if path:
+            with self.real():
+                _remove_stale_layers(os.path.dirname(path))
         for table in (FILES, TORCH, SAFETENSORS):
             if table.framework not in self._applied:
                 self._applied[table.framework] = table.begin("files", self)
@@ -160,7 +165,9 @@ class Files:
         try:
             folder = tempfile.mkdtemp(prefix=_LAYER, dir=os.path.dirname(history.path))
         except OSError:
+            _remove_stale_layers(tempfile.gettempdir())
             folder = tempfile.mkdtemp(prefix=_LAYER)
+        self._mark = _hold(folder)
         self._overlay = Overlay(folder, before, shared=self._others)
         self._looking = FILES.begin("look", self)
 
@@ -211,7 +218,7 @@ class Files:
             return
         self._flush()
         with self.real():
-            missing = self._overlay.discard()
+            missing = self._overlay.discard(self._made)
         self._remove_layer()
         if missing:
             log.warning(
@@ -244,7 +251,9 @@ class Files:
             return
         self._remove_layer()
         with self.real():
-            shutil.rmtree(self._lent, ignore_errors=True)
+            if self._lent:
+                shutil.rmtree(self._lent, ignore_errors=True)
+                self._let_go()
         for applied in self._applied.values():
             applied.undo()
         self._applied.clear()
@@ -259,6 +268,12 @@ class Files:
         if overlay is not None and overlay.folder != self._lent:
             with self.real():
                 shutil.rmtree(overlay.folder, ignore_errors=True)
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._mark >= 0:
+            os.close(self._mark)
+            self._mark = -1
 
     def _flush(self) -> None:
         for file in list(self._open):
@@ -283,37 +298,43 @@ class Files:
 
     def _seen(self, path: Any, dir_fd: Any = None, *, follow: bool = True) -> str | None:
         """The key of a path that the layer may know; None: take it as it is."""
-        if self._overlay is None or dir_fd is not None or self._is_real():
+        if self._overlay is None or self._is_real():
             return None
-        return self._key(path, follow=follow)
+        return self._key(path, dir_fd, follow=follow)
 
     def _changed(self, path: Any, dir_fd: Any = None, *, follow: bool = False) -> str | None:
         """The key of a path that the script is about to change; None: it is not the script, or none of its files."""
-        if dir_fd is not None or self._is_real() or not self._applied:
+        if self._is_real() or not self._applied:
             return None
-        key = self._key(path, follow=follow)
+        key = self._key(path, dir_fd, follow=follow)
         return key if key is not None and self._is_of_script(sys._getframe(1), key) else None
 
-    def _key(self, path: Any, *, follow: bool) -> str | None:
-        if not isinstance(path, str | os.PathLike):
+    def _key(self, path: Any, dir_fd: Any = None, *, follow: bool) -> str | None:
+        if not isinstance(path, str | bytes | os.PathLike):
             return None
-        name = os.fspath(path)
-        if not isinstance(name, str) or not name:
+        name = os.fsdecode(path)
+        if not name:
             return None
         with self.real():
+            overlay = self._overlay
             try:
-                folder, last = os.path.split(os.path.normpath(os.path.join(os.getcwd(), name)))
+                base = os.getcwd() if dir_fd is None or name.startswith(os.sep) else self._open_folder(dir_fd)
+                folder, last = os.path.split(os.path.normpath(os.path.join(base, name)))
             except OSError:
                 return None
-            key = os.path.join(_folder_of(folder), last)
-            overlay = self._overlay
+            key = os.path.join(_folder_of(folder) if overlay is None else overlay.folder_of(folder), last)
             if follow and (overlay is None or overlay.view(key) is None) and os.path.islink(key):
-                key = os.path.realpath(key)
+                key = os.path.realpath(key) if overlay is None else overlay.folder_of(key)
             if key.startswith(_left_alone()) or (overlay is not None and key.startswith(overlay.folder)):
                 return None
             if self._temporary and (key in self._temporary or self._is_temporary(key)):
                 return None
         return key
+
+    def _open_folder(self, descriptor: int) -> str:
+        """The path of a folder that is open."""
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        return path if self._overlay is None else self._overlay.shown(path)
 
     def _is_temporary(self, key: str) -> bool:
         while len(key) > 1:
@@ -329,7 +350,7 @@ class Files:
             if owner is None:
                 owner = self._owners[name] = _owner_of(name)
             if owner is _Owner.ITSELF:
-                if name == tempfile.__file__:
+                if name == tempfile.__file__ and not os.path.isdir(key):  # it opens the folder to make a file in it
                     self._temporary.add(key)
                 return False
             if owner is _Owner.SCRIPT:
@@ -406,7 +427,8 @@ class Files:
         def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
             if not flags & _WRITES:
                 key = self._seen(path, dir_fd)
-                return original(path if key is None else self._read(path, key), flags, mode, dir_fd=dir_fd)
+                found: Any = path if key is None else self._read(path, key)
+                return original(found, flags, mode, dir_fd=dir_fd)
             key = self._changed(path, dir_fd, follow=True)
             if key is None or self._is_special(key) or flags & getattr(os, "O_TMPFILE", 0) & ~os.O_DIRECTORY:
                 return original(path, flags, mode, dir_fd=dir_fd)
@@ -451,9 +473,9 @@ class Files:
 
     def _read(self, path: Any, key: str) -> Any:
         assert self._overlay is not None
-        if self._on_layer(path, self._overlay.view, key) is None:
-            return path
-        return self._on_layer(path, self._overlay.readable, key)
+        if self._on_layer(path, self._overlay.view, key) is not None:
+            return _like(path, self._on_layer(path, self._overlay.readable, key))
+        return _like(path, key) if self._overlay.has_links else path
 
     # ------------------------------------------------------------------ changing
 
@@ -471,9 +493,9 @@ class Files:
             elif self._layered(key):
                 self._on_layer(path, remove, self._overlay, key)
             else:
-                if os.path.lexists(path):
+                if os.path.lexists(key):
                     self._note(key)
-                original(path)
+                original(path, dir_fd=dir_fd)
 
         return self._replacing(original, removed)
 
@@ -486,9 +508,9 @@ class Files:
                 assert self._overlay is not None
                 self._on_layer(path, self._overlay.make_folder, key)
             else:
-                if not os.path.lexists(path):
+                if not os.path.lexists(key):
                     self._note(key)
-                original(path, mode)
+                original(path, mode, dir_fd=dir_fd)
 
         return self._replacing(original, mkdir)
 
@@ -498,7 +520,7 @@ class Files:
             if target is None:
                 original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
             elif self._overlay is not None and (source is None or source in self._made) and self._layered(target):
-                self._on_layer(src, self._overlay.take, os.path.abspath(src), target)
+                self._on_layer(src, self._overlay.take, self._whole(src, src_dir_fd), target)
             elif source is not None and self._layered(source):
                 assert self._overlay is not None
                 self._on_layer(src, self._overlay.rename, source, target)
@@ -506,14 +528,32 @@ class Files:
                 for key in (source, target):
                     if key is not None:
                         self._note(key)
-                original(src, dst)
+                if source is not None:
+                    self._note_below(source, target)
+                original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                _folder_of.cache_clear()
 
         return self._replacing(original, rename)
 
+    def _whole(self, path: Any, dir_fd: Any) -> str:
+        """The absolute path of a file that is none of the layer's."""
+        base = os.getcwd() if dir_fd is None else self._open_folder(dir_fd)
+        return os.path.normpath(os.path.join(base, os.fsdecode(path)))
+
+    def _note_below(self, source: str, target: str) -> None:
+        """A folder is about to be renamed: so are the files in it."""
+        with self.real():
+            for folder, folders, files in os.walk(source) if not os.path.islink(source) else ():
+                there = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
+                for name in (*folders, *files):
+                    self._note(os.path.join(folder, name))
+                    self._note(os.path.join(there, name))
+
     def link(self, original: Callable[..., None]) -> Callable[..., None]:
         def link(src: Any, dst: Any, **options: Any) -> None:
-            source, target = self._changed(src), self._changed(dst)
-            if source is None or target is None or any(name.endswith("dir_fd") for name in options):
+            source = self._changed(src, options.get("src_dir_fd"))
+            target = self._changed(dst, options.get("dst_dir_fd"))
+            if source is None or target is None:
                 original(src, dst, **options)
             elif self._layered(target) or self._layered(source):
                 assert self._overlay is not None
@@ -531,10 +571,11 @@ class Files:
                 original(src, dst, target_is_directory, dir_fd=dir_fd)
             elif self._layered(key):
                 assert self._overlay is not None
-                self._on_layer(dst, self._overlay.symlink, os.fspath(src), key)
+                self._on_layer(dst, self._overlay.symlink, os.fsdecode(src), key)
             else:
                 self._note(key)
-                original(src, dst)
+                original(src, dst, target_is_directory, dir_fd=dir_fd)
+                _folder_of.cache_clear()
 
         return self._replacing(original, symlink)
 
@@ -554,14 +595,14 @@ class Files:
         return self._replacing(original, truncate)
 
     def change_attributes(self, original: Callable[..., None]) -> Callable[..., None]:
-        """``chmod`` and ``utime``: what the layer does not hold has its attributes already."""
+        """``chmod``, ``utime`` and the like: what the layer does not hold has its attributes already."""
 
         def change(path: Any, *args: Any, **options: Any) -> None:
-            key = self._seen(path, options.get("dir_fd"))
+            key = self._seen(path, options.get("dir_fd"), follow=options.get("follow_symlinks", True))
             if key is None:
                 original(path, *args, **options)
                 return
-            backing = self._read(path, key)
+            backing = os.fsdecode(self._read(path, key))
             if os.path.dirname(backing) == self._overlay_folder():
                 original(backing, *args, **options)
 
@@ -578,8 +619,8 @@ class Files:
             if key is None:
                 return original(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
             if follow_symlinks:
-                return original(self._read(path, key))
-            return original(self._itself(path, key), follow_symlinks=False)
+                return original(self._read(path, key), dir_fd=dir_fd)
+            return original(self._itself(path, key), dir_fd=dir_fd, follow_symlinks=False)
 
         return self._replacing(original, looked_at)
 
@@ -592,7 +633,7 @@ class Files:
     def _about_itself(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def about(path: Any, *, dir_fd: Any = None) -> Any:
             key = self._seen(path, dir_fd, follow=False)
-            return original(path, dir_fd=dir_fd) if key is None else original(self._itself(path, key))
+            return original(path if key is None else self._itself(path, key), dir_fd=dir_fd)
 
         return self._replacing(original, about)
 
@@ -601,7 +642,7 @@ class Files:
         assert self._overlay is not None
         entry = self._on_layer(path, self._overlay.view, key)
         if entry is not None and entry.kind is Kind.LINK:
-            return entry.backing
+            return _like(path, entry.backing)
         return self._read(path, key)
 
     def access(self, original: Callable[..., bool]) -> Callable[..., bool]:
@@ -610,42 +651,61 @@ class Files:
             if key is None:
                 return original(path, mode, dir_fd=dir_fd, **options)
             try:
-                return original(self._read(path, key), mode, **options)
+                return original(self._read(path, key), mode, dir_fd=dir_fd, **options)
             except FileNotFoundError:
                 return False
 
         return self._replacing(original, access)
 
+    def attributes(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Extended attributes, which ``shutil.copy2`` reads."""
+
+        def attributes(path: Any = None, *args: Any, follow_symlinks: bool = True) -> Any:
+            key = self._seen("." if path is None else path, follow=follow_symlinks)
+            if key is None:
+                return original(path, *args, follow_symlinks=follow_symlinks)
+            found = self._read(path, key) if follow_symlinks else self._itself(path, key)
+            return original(found, *args, follow_symlinks=follow_symlinks)
+
+        return self._replacing(original, attributes)
+
     def listdir(self, original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         def listdir(path: Any = None) -> list[Any]:
-            key = self._seen("." if path is None else path)
+            key = self._seen_folder(path)
             if key is None:
                 return original(path)
             return self._names(path, key, original(self._folder(path, key)))
 
         return self._replacing(original, listdir)
 
-    def _names(self, path: Any, key: str, real: list[str]) -> list[str]:
+    def _seen_folder(self, path: Any) -> str | None:
+        if isinstance(path, int):
+            return self._seen(".", path)
+        return self._seen("." if path is None else path)
+
+    def _names(self, path: Any, key: str, real: list[Any]) -> list[Any]:
         assert self._overlay is not None
-        names: list[str] = self._on_layer(path, self._overlay.names, key, real)
-        return names
+        names = self._on_layer(path, self._overlay.names, key, map(os.fsdecode, real))
+        return [_like(path, name) for name in names]
 
     def _folder(self, path: Any, key: str) -> Any:
         """A real folder for one of the layer. Raises FileNotFoundError if it is hidden."""
-        return self._read("." if path is None else path, key)
+        return path if isinstance(path, int) else self._read("." if path is None else path, key)
 
     def scandir(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scandir(path: Any = None) -> Any:
-            key = self._seen("." if path is None else path)
-            assert self._overlay is not None or key is None
-            if key is None or not self._overlay.differs_in(key):  # type: ignore[union-attr]
+            key, overlay = self._seen_folder(path), self._overlay
+            if key is None or overlay is None or not (overlay.differs_in(key) or overlay.has_links):
                 return original(path)
-            with original(self._folder(path, key)) as scan:
+            folder = self._folder(path, key)
+            with original(folder) as scan:
                 real = {entry.name: entry for entry in scan}
-            shown = os.fspath(path) if path is not None else "."
-            changed = self._overlay.changes_in(key)  # type: ignore[union-attr]
+            shown = "" if isinstance(path, int) else "." if path is None else os.fspath(path)
+            changed = overlay.changes_in(key) if folder is path else {os.fsdecode(name) for name in real}
             return _Scan(
-                real[name] if name in real and name not in changed else _Entry(name, os.path.join(shown, name))
+                real[name]
+                if name in real and os.fsdecode(name) not in changed
+                else _Entry(name, os.path.join(shown, name), os.path.join(key, os.fsdecode(name)))
                 for name in self._names(path, key, list(real))
             )
 
@@ -663,7 +723,7 @@ class Files:
 
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
             if not isinstance(f, str | os.PathLike):
-                if self._overlay is None or isinstance(f, io.BytesIO) or self._is_in_layer(f):
+                if self._overlay is None or not _has_descriptor(f) or self._is_in_layer(f):
                     original(obj, f, *args, **options)
                 return  # somebody else's file: the weights of a replay are not the trained ones
             target = self._weights_at(f)
@@ -718,11 +778,15 @@ class Files:
 class _Entry:
     """One name in a folder of the layer, as ``os.scandir`` gives it."""
 
-    def __init__(self, name: str, path: str) -> None:
-        self.name, self.path = name, path
+    def __init__(self, name: str | bytes, path: str | bytes, whole: str) -> None:
+        """``whole``: the absolute path."""
+        self.name, self.path, self._whole = name, path, whole
 
-    def __fspath__(self) -> str:
+    def __fspath__(self) -> str | bytes:
         return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
         return self._is(stat.S_ISDIR, follow_symlinks)
@@ -740,7 +804,7 @@ class _Entry:
         return self.stat(follow_symlinks=False).st_ino
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
+        return os.stat(self._whole, follow_symlinks=follow_symlinks)
 
     def _is(self, kind: Callable[[int], bool], follow: bool) -> bool:
         try:
@@ -771,6 +835,40 @@ class _Scan:
         self._entries = iter(())
 
 
+_MARK = "in-use"
+
+
+def _hold(folder: str) -> int:
+    """Mark a layer as used by this process and by those that it forks, for as long as one of them lives."""
+    path = os.path.join(folder, f"{_MARK}.new")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(path, os.path.join(folder, _MARK))  # not before it is locked
+    return descriptor
+
+
+def _remove_stale_layers(parent: str) -> None:
+    """Remove the layers of processes that were killed in their replay."""
+    try:
+        names = [name for name in os.listdir(parent) if name.startswith(_LAYER)]
+    except OSError:
+        return
+    for name in names:
+        folder = os.path.join(parent, name)
+        try:
+            descriptor = os.open(os.path.join(folder, _MARK), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # it is in use
+        finally:
+            os.close(descriptor)
+
+
 @functools.cache
 def _left_alone() -> tuple[str, ...]:
     """Folders that belong to the machine, the interpreter or a cache, and not to the script."""
@@ -785,6 +883,20 @@ def _left_alone() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _folder_of(folder: str) -> str:
     return os.path.realpath(folder)
+
+
+def _has_descriptor(file: Any) -> bool:
+    """Whether it is an open file, and not memory or a wrapper around another."""
+    try:
+        file.fileno()
+    except (OSError, AttributeError, ValueError):
+        return False
+    return True
+
+
+def _like(given: Any, path: str) -> Any:
+    """``path`` as bytes where those were given."""
+    return os.fsencode(path) if isinstance(given, bytes) else path
 
 
 def _rename(file: Any, name: Any) -> None:

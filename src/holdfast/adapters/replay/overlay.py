@@ -74,6 +74,8 @@ class Overlay:
         self._names: defaultdict[str, set[str]] = defaultdict(set)
         """By folder: the names in it that are not as they really are."""
         self._count = 0
+        self.has_links = any(os.path.islink(path) for path in self._before)
+        """Whether a path may lead elsewhere than it really does."""
         for path in self._before:
             self._index(path)
 
@@ -113,8 +115,41 @@ class Overlay:
             entry = self.view(path)
             if entry is None or entry.kind is not Kind.LINK:
                 return path
-            path = os.path.normpath(os.path.join(os.path.dirname(path), entry.target))
+            folder, name = os.path.split(os.path.normpath(os.path.join(os.path.dirname(path), entry.target)))
+            path = os.path.join(self.folder_of(folder), name)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+    def folder_of(self, path: str) -> str:
+        """An absolute path without symbolic links: those of the layer, else those that are really there."""
+        if not self.has_links:
+            return os.path.realpath(path)
+        done, ahead, links = os.sep, path.split(os.sep)[::-1], 0
+        while ahead:
+            part = ahead.pop()
+            if part in ("", ".", ".."):
+                done = os.path.dirname(done) if part == ".." else done
+                continue
+            here = os.path.join(done, part)
+            entry = self.view(here)
+            if entry is not None and entry.kind is Kind.LINK:
+                target = entry.target
+            elif entry is None and os.path.islink(here):
+                target = os.readlink(here)
+            else:
+                done = here
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            done = os.sep if target.startswith(os.sep) else done
+            ahead += target.split(os.sep)[::-1]
+        return done
+
+    def shown(self, path: str) -> str:
+        """The path of a folder whose content is at ``path``."""
+        if os.path.dirname(path) != self.folder:
+            return path
+        return next((shown for shown, entry in self._entries.items() if entry.backing == path), path)
 
     def readable(self, path: str) -> str:
         """The real path behind ``path``. Raises FileNotFoundError if there is nothing here."""
@@ -305,6 +340,7 @@ class Overlay:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
 
     def _set(self, path: str, entry: Entry) -> None:
+        self.has_links = self.has_links or entry.kind is Kind.LINK or os.path.islink(path)
         self._entries[path] = entry
         self._index(path)
 
@@ -330,10 +366,14 @@ class Overlay:
 
     # ------------------------------------------------------------------ the end
 
-    def discard(self) -> list[str]:
+    def discard(self, made: Iterable[str] = ()) -> list[str]:
         """The replay has arrived: what it wrote is given up, and files that are open are continued where the first
-        attempt left them. Returns files that are missing: the run had written them, and they are not there."""
+        attempt left them. ``made``: what this attempt has really made; what the replay has removed of it goes. Returns
+        files that are missing: the run had written them, and they are not there."""
         open_now = self._open_now()
+        for path in sorted(made, reverse=True):
+            if (entry := self._entries.get(path)) is not None and entry.kind is Kind.GONE:
+                _remove(path)
         missing = []
         for path, entry in self._entries.items():
             if entry.kind is not Kind.FILE or not entry.own:
@@ -361,8 +401,7 @@ class Overlay:
             entries[path].backing, entries[path].own = copy, True
         for path in sorted((path for path, entry in entries.items() if entry.kind is Kind.GONE), reverse=True):
             yield path
-            with contextlib.suppress(OSError):
-                os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+            _remove(path)
         for path, entry in sorted(entries.items()):
             if entry.kind is Kind.GONE:
                 continue
@@ -400,6 +439,11 @@ def _listed(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
 
 
 def _updates(descriptor: int) -> bool:

@@ -324,6 +324,11 @@ _LOOKS = (
     ("os:scandir", "scandir"),
     ("os:chmod", "change_attributes"),
     ("os:utime", "change_attributes"),
+    ("os:chown", "change_attributes"),
+    ("os:setxattr", "change_attributes"),
+    ("os:removexattr", "change_attributes"),
+    ("os:listxattr", "attributes"),
+    ("os:getxattr", "attributes"),
 )
 
 FILES = PatchSet(
@@ -332,11 +337,27 @@ FILES = PatchSet(
     newest="3.11",
     patches=(
         *(
-            Patch(target=name, wrap=wrap, why="changes of files", scope="files", direct=True, required=False)
+            Patch(
+                target=name,
+                wrap=wrap,
+                why="changes of files",
+                scope="files",
+                direct=True,
+                imported=True,
+                required=False,
+            )
             for name, wrap in _CHANGES
         ),
         *(
-            Patch(target=name, wrap=wrap, why="a look into the layer", scope="look", direct=True, required=False)
+            Patch(
+                target=name,
+                wrap=wrap,
+                why="a look into the layer",
+                scope="look",
+                direct=True,
+                imported=True,
+                required=False,
+            )
             for name, wrap in _LOOKS
         ),
         Patch(
