@@ -56,6 +56,11 @@ def test_three_ranks_add_their_gradients_in_the_same_order_after_a_resume(plain,
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_ddp", 3, [{"at": "after-optimizer 7", "rank": 2}]))
 
 
+@pytest.mark.parametrize("step", [1, 6])
+def test_ddp_with_a_static_graph_ends_with_the_same_bits(plain, tmp_path, step):
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_static", 3, [{"at": f"step {step}", "rank": 2}]))
+
+
 def test_loader_workers_of_every_rank_go_on_with_their_random_numbers(plain, tmp_path):
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_ddp", 2, [{"at": "step 10"}], {"WORKERS": "2"}))
 
