@@ -70,6 +70,15 @@ _CACHES = (
 """Variables that name folders of libraries."""
 
 
+_SETTINGS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".gin")
+_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
+
+
+def is_settings(path: str) -> bool:
+    """Whether a file that the script reads before its loop may hold its settings."""
+    return path.endswith(_SETTINGS) and not path.startswith(_SYSTEM)
+
+
 class _Owner(Enum):
     """Whom the code of a source file acts for."""
 
@@ -88,6 +97,11 @@ def _owner_of(name: str) -> _Owner:
     ):
         return _Owner.CALLER
     return _Owner.SCRIPT
+
+
+def is_of_script(name: str) -> bool:
+    """Whether a source file belongs to the script, and to no library."""
+    return _owner_of(name) is _Owner.SCRIPT
 
 
 class _Function:
@@ -129,6 +143,10 @@ class Files:
         self._in_loop = False
         self._lent = ""
         """A folder of the layer that children use, until the script ends."""
+        self._settings: set[str] = set()
+        """Files that may hold settings, and that the script has read before its loop."""
+        self._written: set[str] = set()
+        """Files that it has written before its loop."""
         self._made: set[str] = set()
         """Files that this attempt has made before its loop, beside the layer: they were not there."""
 
@@ -369,6 +387,7 @@ class Files:
             if isinstance(file, int) or not isinstance(mode, str):
                 return original(file, mode, *args, **options)
             if not any(letter in mode for letter in "wax+"):
+                self._note_settings(file)
                 if self._overlay is None:
                     self._history.note_read(file)
                     return original(file, mode, *args, **options)
@@ -380,6 +399,8 @@ class Files:
             key = self._changed(file, follow=True)
             if key is None or self._is_special(key):
                 return original(file, mode, *args, **options)
+            if not self._in_loop:
+                self._written.add(key)
             appends = "a" in mode
             if not self._layered(key):
                 self._note(key, append=appends)
@@ -401,6 +422,17 @@ class Files:
             return found
 
         return self._replacing(original, opened)
+
+    def _note_settings(self, file: Any) -> None:
+        if self._in_loop or not isinstance(file, str | os.PathLike) or self._is_real():
+            return
+        path = os.fspath(file)
+        if isinstance(path, str) and is_settings(path := os.path.abspath(path)):
+            self._settings.add(path)
+
+    def settings(self) -> set[str]:
+        """Files that may hold settings, that the script has read before its loop and not written itself."""
+        return {path for path in self._settings if os.path.realpath(path) not in self._written}
 
     def os_open(self, original: Callable[..., int]) -> Callable[..., int]:
         def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:

@@ -13,6 +13,7 @@ loop does after a step, such as an evaluation, is done by then. Loops without a 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import sys
@@ -24,11 +25,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from holdfast.adapters.replay.beginning import beginning, differences, in_words
 from holdfast.adapters.replay.byhand import ByHand
 from holdfast.adapters.replay.events import Events
 from holdfast.adapters.replay.folders import dated_folders, link_to
 from holdfast.adapters.replay.hooks import Hooks
-from holdfast.adapters.replay.identity import Identity
+from holdfast.adapters.replay.identity import WAIT_S, Identity
 from holdfast.adapters.replay.loop import Followed
 from holdfast.adapters.replay.provenance import Birth
 from holdfast.adapters.replay.reads import Reading, Seen
@@ -91,6 +93,9 @@ class Follower(Events):
         self._refusal: HoldfastError | None = None
         self._foreign = False
         """Whether the checkpoint that was found is of another run."""
+        self._environ = dict(os.environ)
+        self._beginning: dict[str, Any] | None = None
+        """What the script begins with; known when its loop begins."""
 
     @property
     def step(self) -> int:
@@ -253,6 +258,7 @@ class Follower(Events):
             return False
         if not self._is_left_alone():
             self._meet()
+            self._compare_beginnings()
         if self._is_left_alone():
             if training:
                 self._leave_alone()
@@ -289,8 +295,45 @@ class Follower(Events):
         except HoldfastError as error:
             self._refusal = error
 
-    def _open(self) -> None:
-        identity, unless, why = self._identity, "", ""
+    def _compare_beginnings(self) -> None:
+        """A complete run that has begun otherwise is another one, although its arguments were the same."""
+        if self._refusal is not None or self._is_left_alone():
+            return
+        if self._beginning is None:
+            with self._files.real():
+                self._beginning = beginning(self.registry.alive("optimizer"), self._files.settings(), self._environ)
+        try:
+            while self._identity is not None and self._replay is not None and (how := self._how_it_differs()):
+                assert self.host is not None
+                location = self.host.session.location
+                self._identity.differ(in_words(how))
+                self.host.close()
+                self.host = self._replay = None
+                self._open("another", f"{location} holds a complete run that began otherwise")
+        except HoldfastError as error:
+            self._refusal = error
+
+    def _how_it_differs(self) -> list[str]:
+        """From the complete run that would be replayed. Rank 0 decides."""
+        replay, place = self._replay, self._place_now
+        assert replay is not None
+        assert self._beginning is not None
+        saved = replay.saved["birth"].get("beginning")
+        same_job = self.settings.run_id is not None and self.settings.run_id == replay.run_name
+        if saved is None or same_job or not replay.complete:
+            return []
+        if place.rank == 0:
+            how = differences(saved, self._beginning)
+            if place.world > 1:
+                place.board.put_once("beginning", json.dumps(how).encode())
+            return how
+        told = place.board.wait("beginning", WAIT_S)
+        if told is None:
+            raise TimeoutError(f"rank 0 did not say whether its script begins as before within {WAIT_S:.0f} s")
+        return [str(one) for one in json.loads(told)]
+
+    def _open(self, unless: str = "", why: str = "") -> None:
+        identity = self._identity
         while True:
             self._place_now = self._place()
             settings = self.settings if identity is None else identity.settle(self._place_now, unless=unless)
@@ -361,6 +404,7 @@ class Follower(Events):
         self._files.loop_begins(replays=self._replay is not None)
         if self._replay is not None:
             self._replay.begin(self.loop, self._birth)
+            self.loop.birth = {**self.loop.birth, "beginning": self._tell_how_it_differs(self.loop.birth)}
             if host.rank == 0:
                 with self._files.real():
                     linked = link_to(self.loop.birth.get("folders", {}))
@@ -368,7 +412,8 @@ class Follower(Events):
             self.replaying = True
         else:
             self.loop.start = rng.capture()
-            self.loop.birth = {**self._birth.content(self.loop.start), "folders": dated_folders()}
+            born = self._birth.content(self.loop.start)
+            self.loop.birth = {**born, "folders": dated_folders(), "beginning": self._beginning}
             if self._identity is not None:
                 self.loop.birth["whose"] = self._identity.saved()
             self._birth.leave()
@@ -388,6 +433,16 @@ class Follower(Events):
             log.warning(
                 "replaying the loop up to step %d%s; what it prints until then it printed before", self.step, complete
             )
+
+    def _tell_how_it_differs(self, birth: dict[str, Any]) -> dict[str, Any] | None:
+        """An unfinished run goes on also if its script begins otherwise. Returns what it begins with from here on."""
+        saved, now = birth.get("beginning"), self._beginning
+        if saved and now and self.host is not None and self.host.rank == 0 and (how := differences(saved, now)):
+            log.warning(
+                "the script begins otherwise than the run that it resumes (%s); what was saved counts",
+                in_words(how),
+            )
+        return now
 
     # ------------------------------------------------------------------ told by the hooks
 
