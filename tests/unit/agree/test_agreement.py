@@ -96,6 +96,23 @@ def test_no_rank_is_asked_to_stop_where_it_has_been_already(offsets, base):
     assert all(decision.step >= step for decision, step in zip(decisions, steps, strict=True))
 
 
+def test_a_board_that_is_closed_wakes_who_waits(boards):
+    board, other = boards(), boards()
+    ended = threading.Event()
+
+    def wait():
+        with pytest.raises(BoardLostError):
+            board.wait("never", 600.0)
+        ended.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    other.put_once("something", b"else")
+    board.close()
+    thread.join(60)
+    assert ended.is_set(), "the thread is still inside the store, where the end of the interpreter would abort it"
+
+
 def test_a_board_whose_keeper_dies_says_so_to_who_waits():
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     board = TorchBoard(store, "test/")
