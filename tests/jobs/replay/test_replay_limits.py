@@ -239,3 +239,24 @@ def test_where_a_framework_trains_nothing_is_added_to_the_call_of_a_module(tmp_p
     assert done.returncode == 0, done.stderr
     called = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("CALLED")]
     assert set(called) == {"torch.nn.modules.module"}, done.stdout
+
+
+@pytest.mark.parametrize("switch", ["1", "require"])
+def test_a_working_folder_that_cannot_be_written_to(tmp_path, switch):
+    (tmp_path / "holdfast-runs").touch()  # no folder can be made here, whoever asks
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    done = subprocess.run(
+        [sys.executable, drill.SCRIPTS / "plain_gan.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        env={**kept, "HOLDFAST_ENABLED": switch, "OMP_NUM_THREADS": "1"},
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    if switch == "require":
+        assert done.returncode != 0
+        assert "UnprotectedError" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+    assert "goes on unprotected, since nothing can be written to holdfast-runs" in done.stderr

@@ -348,6 +348,11 @@ class Follower(Events):
                     raise
                 unless, why = "busy", str(error)
                 continue
+            except OSError as error:
+                if identity is None or self.settings.dir:
+                    raise
+                identity.left_alone = f"nothing can be written to {default_location()}: {error}. Set HOLDFAST_DIR"
+                return
             self._foreign = False
             if self.host.resume(self._load) is None:
                 self._replay = None  # this rank could load it, another could not
