@@ -69,6 +69,13 @@ class GradientOrder:
         every = self._module.static_graph or len(ready) == len(self._parameters)
         return every and len(order) == len(ready) and set(order) == ready
 
+    def hook_state(self) -> str:
+        """What DDP's communication hook keeps from step to step, by its type; empty: nothing. It is not saved."""
+        states = [state for _, state in getattr(self._module, "_comm_hooks", ())]
+        return ", ".join(
+            type(one).__qualname__ for one in states if one is not None and type(one).__name__ != "ProcessGroup"
+        )
+
     def repeat(self, order: list[int]) -> None:
         """Lead DDP through iterations of this order. All ranks must take part."""
         self.order = list(order)

@@ -260,3 +260,21 @@ def test_a_working_folder_that_cannot_be_written_to(tmp_path, switch):
     else:
         assert done.returncode == 0, done.stderr
     assert "goes on unprotected, since nothing can be written to holdfast-runs" in done.stderr
+
+
+def test_functions_of_files_are_pickled_by_name_as_without_holdfast(tmp_path):
+    script = (
+        "import torch, functools, io, os, pickle, sys\n"
+        "for one in (open, io.open, os.open, os.remove, os.rename, os.mkdir, functools.partial(open, mode='r')):\n"
+        "    assert type(pickle.loads(pickle.dumps(one))) is type(one)\n"
+        "sys.stdout.write(repr(pickle.dumps([open, os.remove])))\n"
+    )
+
+    def run(switch: str) -> str:
+        environment = {**os.environ, "HOLDFAST_ENABLED": switch, "HOLDFAST_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, capture_output=True, env=environment, text=True, timeout=240, check=True).stdout
+
+    names = run("1")
+    assert "holdfast" not in names
+    assert "remove" in names

@@ -34,9 +34,10 @@ _OF_AN_ATTEMPT = re.compile(
 
 
 def beginning(
-    optimizers: Iterable[torch.optim.Optimizer], read: Iterable[str], environ: Mapping[str, str]
+    optimizers: Iterable[torch.optim.Optimizer], read: Iterable[str], environ: Mapping[str, str], drawn: int
 ) -> dict[str, Any]:
-    """What this script begins with. ``read``: files of settings. ``environ``: variables that it was started with."""
+    """What this script begins with. ``read``: files of settings. ``environ``: variables that it was started with.
+    ``drawn``: the seed that torch had drawn for its process."""
     sources = _sources()
     names = {name for text in sources.values() for name in _QUOTED.findall(text.decode("utf-8", "replace"))}
     contents = ((path, _content(path)) for path in sorted(read)[:_MOST])
@@ -49,7 +50,7 @@ def beginning(
         },
         "files": {path: _digest(content) for path, content in contents if content is not None},
         "optimizers": [_optimizer(optimizer) for optimizer in optimizers],
-        "seed": torch.initial_seed(),
+        "seed": seed if (seed := torch.initial_seed()) != drawn else None,
     }
 
 
@@ -65,7 +66,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found += [f"the variable {name}" for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
     if saved["optimizers"] != now["optimizers"]:
         found.append("what the optimizers were made with")
-    if saved["seed"] != now["seed"]:
+    if None not in (saved["seed"], now["seed"]) and saved["seed"] != now["seed"]:
         found.append("torch's seed")
     return sorted(found)
 

@@ -119,6 +119,12 @@ class _Function:
     def __hash__(self) -> int:
         return hash(self._original)
 
+    def __reduce__(self) -> str:
+        """By name, as a builtin: what is pickled can be loaded where there is no holdfast."""
+        module = str(self._original.__module__)
+        self.__module__ = {"posix": "os", "nt": "os", "_io": "io"}.get(module, module)
+        return str(self._original.__name__)
+
 
 class Files:
     """Stands between the script and its files. Wrappers of the patch tables are among its methods."""

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from _holdfast_startup import required
 from holdfast.adapters.replay.beginning import beginning, differences, in_words
 from holdfast.adapters.replay.byhand import ByHand
 from holdfast.adapters.replay.events import Events
@@ -281,7 +282,8 @@ class Follower(Events):
 
     def _leave_alone(self) -> None:
         assert self._identity is not None
-        self.close()
+        if not required():  # else it is refused each time, whoever catches the error
+            self.close()
         if self._identity.shall_say():
             unprotected(f"this training goes on unprotected, since {self._identity.left_alone}")
 
@@ -301,7 +303,9 @@ class Follower(Events):
             return
         if self._beginning is None:
             with self._files.real():
-                self._beginning = beginning(self.registry.alive("optimizer"), self._files.settings(), self._environ)
+                self._beginning = beginning(
+                    self.registry.alive("optimizer"), self._files.settings(), self._environ, self._birth.seed
+                )
         try:
             while self._identity is not None and self._replay is not None and (how := self._how_it_differs()):
                 assert self.host is not None
@@ -431,6 +435,8 @@ class Follower(Events):
         self._following = True
         self._reading = Reading(seen)
         self._reading.begin()
+        for state in self.loop.hook_states() if host.rank == 0 else ():
+            log.warning("what DDP's communication hook keeps is not saved (%s): a resume will not be exact", state)
         if self._replay is None:
             self.loop.note(AFTER)
         elif host.rank == 0:
