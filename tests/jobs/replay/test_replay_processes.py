@@ -112,6 +112,13 @@ def test_what_no_later_attempt_could_find_is_left_alone_and_said_once(plain, tmp
     assert not Path(spec.dir).exists()
 
 
+def test_every_task_of_a_pool_is_refused_where_protection_is_required(plain, tmp_path):
+    outcome = plain.run(spec_of(tmp_path, "pool", HOLDFAST_ENABLED="require"))
+    assert outcome.codes == [1], outcome.log
+    assert "UnprotectedError" in outcome.log
+    assert not [line for line in outcome.printed[0] if line.startswith("member")]
+
+
 # ---------------------------------------------------------------------- ranks
 
 
