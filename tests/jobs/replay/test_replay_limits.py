@@ -278,3 +278,15 @@ def test_functions_of_files_are_pickled_by_name_as_without_holdfast(tmp_path):
     names = run("1")
     assert "holdfast" not in names
     assert "remove" in names
+
+
+@pytest.mark.parametrize("last", ["3", "9"])
+def test_weights_that_died_with_a_temporary_folder_are_missed_and_not_made_up(plain, tmp_path, last):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_temporary", faults=[{"at": "step 5"}], env={"LAST": last})
+    stopped(plain, spec)
+    again = plain.run(spec.plain())
+    if last == "9":  # saved once more after the resume
+        assert again.printed == uninterrupted(plain, spec), again.log
+    else:
+        assert again.codes == [1]
+        assert "best.pt is in a temporary folder, and the weights that the run had saved there" in again.log

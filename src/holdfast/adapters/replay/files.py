@@ -37,6 +37,7 @@ from holdfast.adapters.replay.file_history import Before, FileHistory
 from holdfast.adapters.replay.overlay import Kind, Overlay
 from holdfast.adapters.replay.patches import FILES, SAFETENSORS, TORCH
 from holdfast.base.patching import Applied
+from holdfast.errors import StateError
 
 log = logging.getLogger("holdfast")
 
@@ -149,6 +150,8 @@ class Files:
         self._in_loop = False
         self._lent = ""
         """A folder of the layer that children use, until the script ends."""
+        self._untrained: set[str] = set()
+        """Files in temporary folders with weights that the script has saved in a replay."""
         self._settings: set[str] = set()
         """Files that may hold settings, and that the script has read before its loop."""
         self._written: set[str] = set()
@@ -705,10 +708,27 @@ class Files:
                     original(obj, f, *args, **options)
                 return  # somebody else's file: the weights of a replay are not the trained ones
             target = self._weights_at(f)
+            if target is f:
+                self._note_weights(os.path.realpath(f))
             with torch.serialization.skip_data() if target is not f else contextlib.nullcontext():
                 original(obj, target, *args, **options)
 
         return self._replacing(original, save)
+
+    def _note_weights(self, path: Any) -> None:
+        if self._overlay is not None and self._in_loop:
+            self._untrained.add(path)
+        else:
+            self._untrained.discard(path)
+
+    def check_weights(self, file: Any) -> None:
+        """Raise StateError for a file that holds weights of a replay, which were not those that the run had saved."""
+        if self._overlay is None and self._untrained and isinstance(file, str | os.PathLike):
+            if os.path.realpath(file) in self._untrained:
+                raise StateError(
+                    f"{os.fspath(file)} is in a temporary folder, and the weights that the run had saved there before "
+                    "it was interrupted are gone with it: save them in a folder that stays"
+                )
 
     def save_module(self, original: Callable[..., None]) -> Callable[..., None]:
         """``save`` of a scripted module."""

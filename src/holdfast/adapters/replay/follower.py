@@ -475,6 +475,7 @@ class Follower(Events):
         """``torch.load``; returns what is loaded instead, by native code too."""
         if not self._following:
             self._birth.note_load(file)
+        self._files.check_weights(file)
         return self._files.readable(file)
 
     def before_backward(self, outputs: Any) -> bool:
