@@ -723,12 +723,13 @@ class Files:
 
     def check_weights(self, file: Any) -> None:
         """Raise StateError for a file that holds weights of a replay, which were not those that the run had saved."""
-        if self._overlay is None and self._untrained and isinstance(file, str | os.PathLike):
-            if os.path.realpath(file) in self._untrained:
-                raise StateError(
-                    f"{os.fspath(file)} is in a temporary folder, and the weights that the run had saved there before "
-                    "it was interrupted are gone with it: save them in a folder that stays"
-                )
+        if self._overlay is not None or not self._untrained or not isinstance(file, str | os.PathLike):
+            return
+        if os.path.realpath(file) in self._untrained:
+            raise StateError(
+                f"{os.fspath(file)} is in a temporary folder, and the weights that the run had saved there before it "
+                "was interrupted are gone with it: save them in a folder that stays"
+            )
 
     def save_module(self, original: Callable[..., None]) -> Callable[..., None]:
         """``save`` of a scripted module."""
