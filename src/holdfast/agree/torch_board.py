@@ -4,31 +4,27 @@ Each rank uses a connection of its own: a blocked wait on a shared one would blo
 of the store. The store may live in the launcher or on a rank; when that process dies every call
 raises :class:`~holdfast.agree.board.BoardLostError` at once, blocked ones too.
 
-No thread may be blocked in the store when the interpreter ends: if the store's process ended in that
-moment, the thread would return into an interpreter that is gone, and the whole process would abort. A
-wait cannot be broken off, so :meth:`TorchBoard.close` writes that nothing is there in the place where
-the value would come. Whoever is not closing waits on in the next place, where a value then goes too.
+A waiter is blocked on a key of its own, which is written after the one that it waits for, or by
+``close()``. Nothing else ends a wait of this store, and a thread that is still inside one as the
+interpreter ends aborts the process when the store dies: C++ cannot unwind through Python's end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import secrets
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from holdfast.agree.board import Board, BoardLostError
+from holdfast.base.timeouts import within
 
 _END = b"\n"
-_NOTHING = b"\0"
-"""In the place of a value: it comes in the next place, if at all."""
-_CLOSING_S = 2.0
-"""For a blocked wait to return once it is woken."""
+_CLOSE_S = 1.0
 
 
 def job_store() -> Any:
@@ -45,20 +41,35 @@ class TorchBoard(Board):
         self._quick = dist.PrefixStore(prefix, store.clone())
         self._lock = threading.Lock()
         self._waits = threading.Condition()
+        self._inside = 0
+        """Threads that may be blocked in the store."""
         self._closed = False
-        self._blocked: str | None = None
-        """The place on which a wait is blocked."""
+        self._name = secrets.token_hex(8)
+        self._waited: set[str] = set()
+        """Keys that this rank has waited for."""
 
     def put_once(self, key: str, value: bytes) -> bytes:
-        for place in _places(key):
-            if (found := self._put(place, value)) != _NOTHING:
-                return found
-        raise AssertionError("places do not end")
-
-    def _put(self, place: str, value: bytes) -> bytes:
         # compare_set with an empty expectation writes only where the key is not there yet.
         with self._lock, _lost_as_board_lost():
-            return bytes(self._quick.compare_set(place, "", value.decode()))
+            found = bytes(self._quick.compare_set(key, "", value.decode()))
+            # Whoever is too late wakes itself, lest the first one has died in between.
+            self._wake(self._waiters(key) if found == value else [self._own(key)] if key in self._waited else [])
+            return found
+
+    def _own(self, key: str) -> str:
+        return f"{key}@{self._name}"
+
+    def _waiters(self, key: str) -> list[str]:
+        if not self._quick.check([f"{key}@"]):
+            return []
+        return bytes(self._quick.get(f"{key}@")).decode().split()
+
+    def _wake(self, waiters: Sequence[str]) -> None:
+        if len(waiters) > 1 and self._quick.has_extended_api():
+            self._quick.multi_set(list(waiters), ["1"] * len(waiters))
+            return
+        for waiter in waiters:
+            self._quick.set(waiter, "1")
 
     def append(self, key: str, value: bytes) -> int:
         assert _END not in value
@@ -73,62 +84,46 @@ class TorchBoard(Board):
             return bytes(self._quick.get(key)).split(_END)[:-1]
 
     def get(self, key: str) -> bytes | None:
-        for place in _places(key):
-            if (found := self._get(place)) != _NOTHING:
-                return found
-        raise AssertionError("places do not end")
-
-    def _get(self, place: str) -> bytes | None:
         with self._lock, _lost_as_board_lost():
-            return bytes(self._quick.get(place)) if self._quick.check([place]) else None
+            return bytes(self._quick.get(key)) if self._quick.check([key]) else None
 
     def wait(self, key: str, timeout_s: float) -> bytes | None:
-        until = time.monotonic() + timeout_s
-        for place in _places(key):
-            if not self._wait(place, until - time.monotonic()):
-                return None
-            if (found := self._get(place)) != _NOTHING:
-                return found
-        raise AssertionError("places do not end")
-
-    def _wait(self, place: str, timeout_s: float) -> bool:
-        """Whether the place is written."""
-        with self._waits:
+        with self._lock, _lost_as_board_lost():
             if self._closed:
-                raise BoardLostError("the board was closed")
-            self._blocked = place
+                raise BoardLostError("the board is closed")
+            if key not in self._waited:
+                self._waited.add(key)
+                self._quick.append(f"{key}@", f"{self._own(key)}\n")
+            if self._quick.check([key]):
+                return bytes(self._quick.get(key))
+            with self._waits:
+                self._inside += 1
         try:
             with _lost_as_board_lost():
-                self._waiting.wait([place], timedelta(seconds=max(0.001, timeout_s)))
+                self._waiting.wait([self._own(key)], timedelta(seconds=max(0.001, timeout_s)))
         except BoardLostError as error:
             if self._closed or "imeout" not in str(error):
+                self._waited.clear()  # there is nobody to be asked any more
                 raise
-            return False
         finally:
             with self._waits:
-                self._blocked = None
+                self._inside -= 1
                 self._waits.notify_all()
         if self._closed:
-            raise BoardLostError("the board was closed")
-        return True
+            raise BoardLostError("the board is closed")
+        return self.get(key)
 
     def close(self) -> None:
-        with self._waits:
-            self._closed = True
-            blocked = self._blocked
-        if blocked is None:
-            return
-        with contextlib.suppress(BoardLostError):  # then the wait has returned too
-            self._put(blocked, _NOTHING)
-        with self._waits:
-            self._waits.wait_for(lambda: self._blocked is None, _CLOSING_S)
+        def wake() -> None:
+            with self._lock:
+                self._wake([self._own(key) for key in self._waited])
 
-
-def _places(key: str) -> Iterator[str]:
-    """Where the value of ``key`` may stand, one after the other."""
-    yield key
-    for number in itertools.count(1):
-        yield f"{key}~{number}"
+        self._closed = True
+        if self._waited:
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the store is gone, or it hangs
+                within(_CLOSE_S, wake, "holdfast-board")
+            with self._waits:
+                self._waits.wait_for(lambda: self._inside == 0, _CLOSE_S)
 
 
 class _lost_as_board_lost:

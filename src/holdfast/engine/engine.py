@@ -50,6 +50,8 @@ _REST_WAIT_S = 0.5
 
 _LISTEN_AGAIN_S = 0.2
 """Between two looks at a board that does not answer."""
+_JOIN_S = 2.0
+"""For the thread that waits for a call, once its board is closed."""
 
 _BURIAL_S = 0.05
 """From the end of a process's connections, which its peers see, to the end of the process."""
@@ -160,6 +162,7 @@ class Engine:
         self._rehearse_at = NEVER
         self._due: threading.Timer | None = None
         self._writer: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
         if saver is not None:
             saver.gone = lambda: self._decision.silent if self._decision is not None else ()
 
@@ -170,7 +173,8 @@ class Engine:
         self._last_save_step, self._last_save_epoch = step, epoch
         self._unprepared = self.saver is not None and self.settings.save_every != Every()
         self._schedule()
-        threading.Thread(target=self._watch, name="holdfast-watch", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="holdfast-watch", daemon=True)
+        self._watcher.start()
         for source in self.sources:
             source.start(self.on_notice)
 
@@ -181,6 +185,8 @@ class Engine:
         for source in self.sources:
             source.stop()
         self.agreement.board.close()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(_JOIN_S)  # the interpreter may end next
 
     @property
     def notice(self) -> str | None:

@@ -239,3 +239,54 @@ def test_where_a_framework_trains_nothing_is_added_to_the_call_of_a_module(tmp_p
     assert done.returncode == 0, done.stderr
     called = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("CALLED")]
     assert set(called) == {"torch.nn.modules.module"}, done.stdout
+
+
+@pytest.mark.parametrize("switch", ["1", "require"])
+def test_a_working_folder_that_cannot_be_written_to(tmp_path, switch):
+    (tmp_path / "holdfast-runs").touch()  # no folder can be made here, whoever asks
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    done = subprocess.run(
+        [sys.executable, drill.SCRIPTS / "plain_gan.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        env={**kept, "HOLDFAST_ENABLED": switch, "OMP_NUM_THREADS": "1"},
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    if switch == "require":
+        assert done.returncode != 0
+        assert "UnprotectedError" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+    assert "goes on unprotected, since nothing can be written to holdfast-runs" in done.stderr
+
+
+def test_functions_of_files_are_pickled_by_name_as_without_holdfast(tmp_path):
+    script = (
+        "import torch, functools, io, os, pickle, sys\n"
+        "for one in (open, io.open, os.open, os.remove, os.rename, os.mkdir, functools.partial(open, mode='r')):\n"
+        "    assert type(pickle.loads(pickle.dumps(one))) is type(one)\n"
+        "sys.stdout.write(repr(pickle.dumps([open, os.remove])))\n"
+    )
+
+    def run(switch: str) -> str:
+        environment = {**os.environ, "HOLDFAST_ENABLED": switch, "HOLDFAST_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, capture_output=True, env=environment, text=True, timeout=240, check=True).stdout
+
+    names = run("1")
+    assert "holdfast" not in names
+    assert "remove" in names
+
+
+@pytest.mark.parametrize("last", ["3", "9"])
+def test_weights_that_died_with_a_temporary_folder_are_missed_and_not_made_up(plain, tmp_path, last):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_temporary", faults=[{"at": "step 5"}], env={"LAST": last})
+    stopped(plain, spec)
+    again = plain.run(spec.plain())
+    if last == "9":  # saved once more after the resume
+        assert again.printed == uninterrupted(plain, spec), again.log
+    else:
+        assert again.codes == [1]
+        assert "best.pt is in a temporary folder, and the weights that the run had saved there" in again.log

@@ -68,7 +68,7 @@ def is_as_without(server, tmp_path, spec) -> drill.Outcome:
 )
 @pytest.mark.core(1)
 def test_processes_that_train_have_a_run_each_and_get_the_signals_of_their_parent(plain, tmp_path, kind, signals):
-    spec = spec_of(tmp_path, kind, TELL=f"member+ 6 {signals}")
+    spec = spec_of(tmp_path, kind, JOB_TELL=f"member+ 6 {signals}")
     stopped = plain.run(spec)
     assert stopped.codes == [143], stopped.log
     assert "codes" not in "".join(stopped.printed[0]), "the parent has gone on without its processes"
@@ -81,7 +81,7 @@ def test_processes_that_train_have_a_run_each_and_get_the_signals_of_their_paren
 
 
 def test_a_process_is_known_by_its_work_where_the_script_skips_what_is_finished(plain, tmp_path):
-    spec = spec_of(tmp_path, "skip", TELL="member+ 6 SIGTERM")
+    spec = spec_of(tmp_path, "skip", JOB_TELL="member+ 6 SIGTERM")
     assert plain.run(spec).codes == [143]
     again = plain.run(spec.plain(env={}))
     assert again.codes == [0], again.log
@@ -112,11 +112,18 @@ def test_what_no_later_attempt_could_find_is_left_alone_and_said_once(plain, tmp
     assert not Path(spec.dir).exists()
 
 
+def test_every_task_of_a_pool_is_refused_where_protection_is_required(plain, tmp_path):
+    outcome = plain.run(spec_of(tmp_path, "pool", HOLDFAST_ENABLED="require"))
+    assert outcome.codes == [1], outcome.log
+    assert "UnprotectedError" in outcome.log
+    assert not [line for line in outcome.printed[0] if line.startswith("member")]
+
+
 # ---------------------------------------------------------------------- ranks
 
 
 def test_ranks_that_a_script_starts_are_one_run_and_draw_the_same_numbers_again(plain, tmp_path):
-    spec = spec_of(tmp_path, "group", TELL="rank-1 5 SIGTERM")
+    spec = spec_of(tmp_path, "group", JOB_TELL="rank-1 5 SIGTERM")
     stopped = plain.run(spec)
     assert stopped.codes == [143], stopped.log
     assert 5 <= checkpoints(spec)["."] < 12
@@ -130,7 +137,7 @@ def test_ranks_that_a_script_starts_are_one_run_and_draw_the_same_numbers_again(
 
 def test_ranks_that_are_interrupted_from_the_keyboard_are_not_complete(plain, tmp_path):
     """The launcher of torch swallows the KeyboardInterrupt, so that their function seems to have returned."""
-    spec = spec_of(tmp_path, "group", TELL="rank-1 5 SIGINT")
+    spec = spec_of(tmp_path, "group", JOB_TELL="rank-1 5 SIGINT")
     interrupted = plain.run(spec)
     assert interrupted.codes != [0]
     again = plain.run(spec.plain(env={}))
@@ -200,7 +207,7 @@ def test_ranks_of_spawn(tmp_path):
             command, cwd=tmp_path, env={**environment, **env}, capture_output=True, text=True, timeout=240, check=False
         )
 
-    stopped = run(TELL="rank-0 5 SIGTERM SIGTERM")
+    stopped = run(JOB_TELL="rank-0 5 SIGTERM SIGTERM")
     assert stopped.returncode == 143, stopped.stderr
     home = tmp_path / "holdfast-runs/plain_processes"
     assert 5 <= assert_whole(str(home)).step < 12

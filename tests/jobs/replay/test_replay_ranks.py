@@ -56,6 +56,22 @@ def test_three_ranks_add_their_gradients_in_the_same_order_after_a_resume(plain,
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_ddp", 3, [{"at": "after-optimizer 7", "rank": 2}]))
 
 
+@pytest.mark.parametrize("step", [1, 6])
+def test_ddp_with_a_static_graph_ends_with_the_same_bits(plain, tmp_path, step):
+    check(plain, drill.Spec(str(tmp_path / "run"), "plain_static", 3, [{"at": f"step {step}", "rank": 2}]))
+
+
+def test_a_communication_hook_that_keeps_a_state_is_said_to_be_inexact(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_ddp", 2, [{"at": "step 6"}], {"HOOK": "1"})
+    first = plain.run(spec)
+    assert set(first.codes) == {143}, first.log
+    assert "what DDP's communication hook keeps is not saved (PowerSGDState): a resume will not be exact" in first.log
+    assert any("PowerSGDState" in words for words in assert_whole(spec.dir).manifest.inexact)
+    again = plain.run(spec.plain())
+    assert again.codes == [0, 0], again.log
+    assert "is not exact: " in again.log
+
+
 def test_loader_workers_of_every_rank_go_on_with_their_random_numbers(plain, tmp_path):
     check(plain, drill.Spec(str(tmp_path / "run"), "plain_ddp", 2, [{"at": "step 10"}], {"WORKERS": "2"}))
 

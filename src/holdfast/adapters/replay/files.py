@@ -37,6 +37,7 @@ from holdfast.adapters.replay.file_history import Before, FileHistory
 from holdfast.adapters.replay.overlay import Kind, Overlay
 from holdfast.adapters.replay.patches import FILES, SAFETENSORS, TORCH
 from holdfast.base.patching import Applied
+from holdfast.errors import StateError
 
 log = logging.getLogger("holdfast")
 
@@ -70,6 +71,15 @@ _CACHES = (
 """Variables that name folders of libraries."""
 
 
+_SETTINGS = (".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".gin")
+_SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/")
+
+
+def is_settings(path: str) -> bool:
+    """Whether a file that the script reads before its loop may hold its settings."""
+    return path.endswith(_SETTINGS) and not path.startswith(_SYSTEM)
+
+
 class _Owner(Enum):
     """Whom the code of a source file acts for."""
 
@@ -90,6 +100,11 @@ def _owner_of(name: str) -> _Owner:
     return _Owner.SCRIPT
 
 
+def is_of_script(name: str) -> bool:
+    """Whether a source file belongs to the script, and to no library."""
+    return _owner_of(name) is _Owner.SCRIPT
+
+
 class _Function:
     """A replacement that is equal to what it replaces, and no more bound to instances than a builtin is."""
 
@@ -104,6 +119,12 @@ class _Function:
 
     def __hash__(self) -> int:
         return hash(self._original)
+
+    def __reduce__(self) -> str:
+        """By name, as a builtin: what is pickled can be loaded where there is no holdfast."""
+        module = str(self._original.__module__)
+        self.__module__ = {"posix": "os", "nt": "os", "_io": "io"}.get(module, module)
+        return str(self._original.__name__)
 
 
 class Files:
@@ -131,6 +152,12 @@ class Files:
         """A folder of the layer that children use, until the script ends."""
         self._mark = -1
         """Descriptor that says that the layer is in use."""
+        self._untrained: set[str] = set()
+        """Files in temporary folders with weights that the script has saved in a replay."""
+        self._settings: set[str] = set()
+        """Files that may hold settings, and that the script has read before its loop."""
+        self._written: set[str] = set()
+        """Files that it has written before its loop."""
         self._made: set[str] = set()
         """Files that this attempt has made before its loop, beside the layer: they were not there."""
 
@@ -390,6 +417,7 @@ class Files:
             if isinstance(file, int) or not isinstance(mode, str):
                 return original(file, mode, *args, **options)
             if not any(letter in mode for letter in "wax+"):
+                self._note_settings(file)
                 if self._overlay is None:
                     self._history.note_read(file)
                     return original(file, mode, *args, **options)
@@ -401,6 +429,8 @@ class Files:
             key = self._changed(file, follow=True)
             if key is None or self._is_special(key):
                 return original(file, mode, *args, **options)
+            if not self._in_loop:
+                self._written.add(key)
             appends = "a" in mode
             if not self._layered(key):
                 self._note(key, append=appends)
@@ -422,6 +452,17 @@ class Files:
             return found
 
         return self._replacing(original, opened)
+
+    def _note_settings(self, file: Any) -> None:
+        if self._in_loop or not isinstance(file, str | os.PathLike) or self._is_real():
+            return
+        path = os.fspath(file)
+        if isinstance(path, str) and is_settings(path := os.path.abspath(path)):
+            self._settings.add(path)
+
+    def settings(self) -> set[str]:
+        """Files that may hold settings, that the script has read before its loop and not written itself."""
+        return {path for path in self._settings if os.path.realpath(path) not in self._written}
 
     def os_open(self, original: Callable[..., int]) -> Callable[..., int]:
         def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
@@ -727,10 +768,28 @@ class Files:
                     original(obj, f, *args, **options)
                 return  # somebody else's file: the weights of a replay are not the trained ones
             target = self._weights_at(f)
+            if target is f:
+                self._note_weights(os.path.realpath(f))
             with torch.serialization.skip_data() if target is not f else contextlib.nullcontext():
                 original(obj, target, *args, **options)
 
         return self._replacing(original, save)
+
+    def _note_weights(self, path: Any) -> None:
+        if self._overlay is not None and self._in_loop:
+            self._untrained.add(path)
+        else:
+            self._untrained.discard(path)
+
+    def check_weights(self, file: Any) -> None:
+        """Raise StateError for a file that holds weights of a replay, which were not those that the run had saved."""
+        if self._overlay is not None or not self._untrained or not isinstance(file, str | os.PathLike):
+            return
+        if os.path.realpath(file) in self._untrained:
+            raise StateError(
+                f"{os.fspath(file)} is in a temporary folder, and the weights that the run had saved there before it "
+                "was interrupted are gone with it: save them in a folder that stays"
+            )
 
     def save_module(self, original: Callable[..., None]) -> Callable[..., None]:
         """``save`` of a scripted module."""

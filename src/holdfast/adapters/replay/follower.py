@@ -13,6 +13,7 @@ loop does after a step, such as an evaluation, is done by then. Loops without a 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import sys
@@ -24,11 +25,13 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from _holdfast_startup import required
+from holdfast.adapters.replay.beginning import beginning, differences, in_words
 from holdfast.adapters.replay.byhand import ByHand
 from holdfast.adapters.replay.events import Events
 from holdfast.adapters.replay.folders import dated_folders, link_to
 from holdfast.adapters.replay.hooks import Hooks
-from holdfast.adapters.replay.identity import Identity
+from holdfast.adapters.replay.identity import WAIT_S, Identity
 from holdfast.adapters.replay.loop import Followed
 from holdfast.adapters.replay.provenance import Birth
 from holdfast.adapters.replay.reads import Reading, Seen
@@ -91,6 +94,9 @@ class Follower(Events):
         self._refusal: HoldfastError | None = None
         self._foreign = False
         """Whether the checkpoint that was found is of another run."""
+        self._environ = dict(os.environ)
+        self._beginning: dict[str, Any] | None = None
+        """What the script begins with; known when its loop begins."""
 
     @property
     def step(self) -> int:
@@ -253,6 +259,7 @@ class Follower(Events):
             return False
         if not self._is_left_alone():
             self._meet()
+            self._compare_beginnings()
         if self._is_left_alone():
             if training:
                 self._leave_alone()
@@ -275,7 +282,8 @@ class Follower(Events):
 
     def _leave_alone(self) -> None:
         assert self._identity is not None
-        self.close()
+        if not required():  # else it is refused each time, whoever catches the error
+            self.close()
         if self._identity.shall_say():
             unprotected(f"this training goes on unprotected, since {self._identity.left_alone}")
 
@@ -289,8 +297,47 @@ class Follower(Events):
         except HoldfastError as error:
             self._refusal = error
 
-    def _open(self) -> None:
-        identity, unless, why = self._identity, "", ""
+    def _compare_beginnings(self) -> None:
+        """A complete run that has begun otherwise is another one, although its arguments were the same."""
+        if self._refusal is not None or self._is_left_alone():
+            return
+        if self._beginning is None:
+            with self._files.real():
+                self._beginning = beginning(
+                    self.registry.alive("optimizer"), self._files.settings(), self._environ, self._birth.seed
+                )
+        try:
+            while self._identity is not None and self._replay is not None and (how := self._how_it_differs()):
+                assert self.host is not None
+                location = self.host.session.location
+                self._identity.differ(in_words(how))
+                self.host.close()
+                self.host = self._replay = None
+                self._open("another", f"{location} holds a complete run that began otherwise")
+        except HoldfastError as error:
+            self._refusal = error
+
+    def _how_it_differs(self) -> list[str]:
+        """From the complete run that would be replayed. Rank 0 decides."""
+        replay, place = self._replay, self._place_now
+        assert replay is not None
+        assert self._beginning is not None
+        saved = replay.saved["birth"].get("beginning")
+        same_job = self.settings.run_id is not None and self.settings.run_id == replay.run_name
+        if saved is None or same_job or not replay.complete:
+            return []
+        if place.rank == 0:
+            how = differences(saved, self._beginning)
+            if place.world > 1:
+                place.board.put_once("beginning", json.dumps(how).encode())
+            return how
+        told = place.board.wait("beginning", WAIT_S)
+        if told is None:
+            raise TimeoutError(f"rank 0 did not say whether its script begins as before within {WAIT_S:.0f} s")
+        return [str(one) for one in json.loads(told)]
+
+    def _open(self, unless: str = "", why: str = "") -> None:
+        identity = self._identity
         while True:
             self._place_now = self._place()
             settings = self.settings if identity is None else identity.settle(self._place_now, unless=unless)
@@ -305,6 +352,11 @@ class Follower(Events):
                     raise
                 unless, why = "busy", str(error)
                 continue
+            except OSError as error:
+                if identity is None or self.settings.dir:
+                    raise
+                identity.left_alone = f"nothing can be written to {default_location()}: {error}. Set HOLDFAST_DIR"
+                return
             self._foreign = False
             if self.host.resume(self._load) is None:
                 self._replay = None  # this rank could load it, another could not
@@ -361,6 +413,7 @@ class Follower(Events):
         self._files.loop_begins(replays=self._replay is not None)
         if self._replay is not None:
             self._replay.begin(self.loop, self._birth)
+            self.loop.birth = {**self.loop.birth, "beginning": self._tell_how_it_differs(self.loop.birth)}
             if host.rank == 0:
                 with self._files.real():
                     linked = link_to(self.loop.birth.get("folders", {}))
@@ -368,7 +421,8 @@ class Follower(Events):
             self.replaying = True
         else:
             self.loop.start = rng.capture()
-            self.loop.birth = {**self._birth.content(self.loop.start), "folders": dated_folders()}
+            born = self._birth.content(self.loop.start)
+            self.loop.birth = {**born, "folders": dated_folders(), "beginning": self._beginning}
             if self._identity is not None:
                 self.loop.birth["whose"] = self._identity.saved()
             self._birth.leave()
@@ -381,6 +435,8 @@ class Follower(Events):
         self._following = True
         self._reading = Reading(seen)
         self._reading.begin()
+        for state in self.loop.hook_states() if host.rank == 0 else ():
+            log.warning("what DDP's communication hook keeps is not saved (%s): a resume will not be exact", state)
         if self._replay is None:
             self.loop.note(AFTER)
         elif host.rank == 0:
@@ -388,6 +444,16 @@ class Follower(Events):
             log.warning(
                 "replaying the loop up to step %d%s; what it prints until then it printed before", self.step, complete
             )
+
+    def _tell_how_it_differs(self, birth: dict[str, Any]) -> dict[str, Any] | None:
+        """An unfinished run goes on also if its script begins otherwise. Returns what it begins with from here on."""
+        saved, now = birth.get("beginning"), self._beginning
+        if saved and now and self.host is not None and self.host.rank == 0 and (how := differences(saved, now)):
+            log.warning(
+                "the script begins otherwise than the run that it resumes (%s); what was saved counts",
+                in_words(how),
+            )
+        return now
 
     # ------------------------------------------------------------------ told by the hooks
 
@@ -409,6 +475,7 @@ class Follower(Events):
         """``torch.load``; returns what is loaded instead, by native code too."""
         if not self._following:
             self._birth.note_load(file)
+        self._files.check_weights(file)
         return self._files.readable(file)
 
     def before_backward(self, outputs: Any, inputs: Sequence[torch.Tensor] | None = None) -> bool:

@@ -48,7 +48,7 @@ _SERVANTS = ("multiprocessing.", "torch.utils.data.", "torch.multiprocessing.", 
 """Modules whose processes serve another one and never train."""
 _BAGS = (["argparse", "Namespace"], ["types", "SimpleNamespace"])
 """Classes whose objects hold what a script has put there."""
-_WAIT_S = 1800.0
+WAIT_S = 1800.0
 _CONTENT_BYTES = 1 << 20
 
 
@@ -196,6 +196,8 @@ class Identity:
         """Of the run, as rank 0 says it."""
         self._latch: socket.socket | None = None
         self._now: str | None = None
+        self._others: dict[str, str] = {}
+        """Locations of complete runs that began otherwise, and how."""
         self.location = self._place_of_script()
         """Of the script's run; of processes that train by themselves, below it."""
         self.said = ""
@@ -246,7 +248,20 @@ class Identity:
         return self._base if self._script.fits(owner.get("script", {}), loosely=loosely) else self._elsewhere()
 
     def _elsewhere(self) -> str:
-        return below(self._base, f"{self._folder or 'python'}-{self._script.exact[:8]}")
+        return self._free(self._base, f"{self._folder or 'python'}-{self._script.exact[:8]}")
+
+    def _free(self, base: str, name: str) -> str:
+        """A location below another that is of none of the complete runs that began otherwise."""
+        location, number = below(base, name), 1
+        while location in self._others:
+            number += 1
+            location = below(base, f"{name}.{number}")
+        return location
+
+    def differ(self, how: str) -> None:
+        """The run that is complete where this one was settled began otherwise, and is another one."""
+        assert self._now is not None
+        self._others[self._now] = how
 
     def _slot_of(self, *, loosely: bool = False) -> str:
         """Under which name this process is known: its own, unless that is of other work, or this very parent has used
@@ -277,9 +292,9 @@ class Identity:
             answer = self._settled(True, unless)
             place.board.put_once("location", json.dumps(answer).encode())
         else:
-            told = place.board.wait("location", _WAIT_S)
+            told = place.board.wait("location", WAIT_S)
             if told is None:
-                raise TimeoutError(f"rank 0 did not say where its run is within {_WAIT_S:.0f} s")
+                raise TimeoutError(f"rank 0 did not say where its run is within {WAIT_S:.0f} s")
             answer = json.loads(told)
         self._now, self._owner, self.said = answer
         if self._now is None:
@@ -301,12 +316,15 @@ class Identity:
         if self.is_process:
             location = self._place_of_process(group, unless)
         else:
-            location = self._elsewhere() if unless == "another" else self._place_of_script()
+            location = self._elsewhere() if unless == "another" or self._others else self._place_of_script()
             self.location = location
         if location is None or location == before:
             return None, {}, ""
         said = ""
-        if not self.is_process and location != self._base:
+        if self._others:
+            other, how = next(iter(self._others.items()))
+            said = f"{other} holds a complete run that began otherwise ({how})"
+        elif not self.is_process and location != self._base:
             said = f"{self._base} holds a run with other arguments ({owner_of(self._base).get('shown', 'not known')})"
         return location, owner, said
 
@@ -314,7 +332,8 @@ class Identity:
         if unless == "busy":
             return None
         if unless:
-            return below(self.location, f"{self._work.name}-{_digest([self._work.exact, self._script.exact])[:8]}")
+            name = f"{self._work.name}-{_digest([self._work.exact, self._script.exact])[:8]}"
+            return self._free(self.location, name if group or not self._others else self._slot)
         if group:
             owner = owner_of(self.location)
             if not owner or (owner.get("name") == self._work.name and self._work.fits(owner, loosely=True)):

@@ -346,7 +346,12 @@ class Followed(Loop):
         own_inexact = [f"variables of rank {self.rank}: {what}" for what in self._cut]
         if self._unknown_workers:
             own_inexact.append(f"how far idle persistent workers of rank {self.rank} have drawn is unknown")
+        own_inexact += [f"what DDP's communication hook keeps is not saved ({state})" for state in self.hook_states()]
         return dataclasses.replace(files, own_inexact=own_inexact)
+
+    def hook_states(self) -> list[str]:
+        """What communication hooks keep from step to step."""
+        return [state for order in self.registry.orders() if (state := order.hook_state())]
 
     def _rests(self) -> bool:
         return False  # what comes after the last point runs again

@@ -44,6 +44,8 @@ class Birth:
                     self.state = read_tree(bytearray(file.read()))
                 rng.restore({**rng.capture(), **self.state})
                 self.again = True
+        self.seed = torch.initial_seed()
+        """What torch has drawn where the script does not seed it."""
 
     def _last_run(self) -> str | None:
         try:

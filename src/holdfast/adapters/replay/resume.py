@@ -63,6 +63,7 @@ class Replay:
             )
         self.step: int = self.run["step"]
         self.complete = checkpoint.manifest.complete
+        self.run_name = checkpoint.manifest.run
         self._contents, self._mine = contents, mine
         self._recorded = Recorded(self.saved)
         self._outputs = Outputs()

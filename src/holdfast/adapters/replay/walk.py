@@ -122,7 +122,7 @@ class Walk:
             elif sort == _HOLDER:
                 self._later.append(item)
             elif sort == _SET:
-                if any(isinstance(one, torch.Tensor) for one in value):
+                if any(isinstance(one, torch.Tensor) for one in list(value)):  # a copy: another thread may add to it
                     self.cut.append(f"{name.split(' ', 2)[2]} is a set of tensors, which has no order")
             elif depth <= _DEEP:
                 stack.append(self._inside(name, value, depth))

@@ -31,7 +31,7 @@ def say(*words):
 def tell(name, step):
     while step == 4 and "HOLD" in os.environ and not os.path.exists(os.environ["HOLD"]):
         time.sleep(0.02)
-    told, at, *signals = os.environ.get("TELL", "nobody 0").split()
+    told, at, *signals = os.environ.get("JOB_TELL", "nobody 0").split()
     if name == told:
         time.sleep(0.05 * (step >= int(at)))  # time to hear of it
         if step == int(at):

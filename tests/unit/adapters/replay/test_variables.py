@@ -13,6 +13,7 @@ import torch
 
 from holdfast.adapters.replay import frames as module
 from holdfast.adapters.replay.frames import Frames, Variables
+from holdfast.adapters.replay.walk import Walk
 from holdfast.torch.state import read_tree, write_tree
 
 
@@ -130,3 +131,19 @@ def test_variables_that_are_very_many_are_not_noted_before_evaluations(monkeypat
 @pytest.mark.parametrize("tree", [{"variables": {"0 main x": torch.ones(2)}}])
 def test_variables_of_a_checkpoint_of_0_1_0(tree):
     assert Variables.of(tree).content["0 main x"].tolist() == [1.0, 1.0]
+
+
+def test_a_set_that_grows_while_it_is_looked_at():
+    seen = set()
+
+    def note(frame, event, argument):
+        seen.add((frame.f_code.co_name, len(seen)))
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        walk = Walk().frames([sys._getframe()])
+    finally:
+        sys.settrace(before)
+    assert walk.cut == []
+    assert seen
