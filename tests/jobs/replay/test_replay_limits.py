@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,28 +96,42 @@ def test_an_error_of_the_script_saves_the_last_step(plain, tmp_path):
     go_on(plain, spec)
 
 
-def test_a_script_with_checkpoints_of_its_own_is_told_to_choose(plain, tmp_path):
+def test_an_error_inside_a_step_leaves_the_generators_of_the_script_where_the_step_began(plain, tmp_path):
+    spec = drill.Spec(str(tmp_path / "run"), "plain_drawn", faults=[{"at": "backward 14", "action": "RAISE"}])
+    assert plain.run(spec).codes == [1]
+    newest = assert_whole(spec.dir)
+    assert (newest.step, newest.manifest.inexact) == (13, ())
+    go_on(plain, spec)
+
+
+def test_a_script_with_checkpoints_of_its_own_does_not_see_those_of_the_first_attempt(plain, tmp_path):
     spec = drill.Spec(
         str(tmp_path / "run"), "plain_strange", faults=[{"at": "epoch 2 step 1"}], options=["own_checkpoints"]
     )
+    stopped(plain, spec)
+    go_on(plain, spec)
+
+
+def test_a_script_that_finds_a_checkpoint_of_somebody_else_is_told_to_choose(plain, tmp_path):
+    spec = drill.Spec(
+        str(tmp_path / "run"), "plain_strange", faults=[{"at": "epoch 0 step 1"}], options=["own_checkpoints"]
+    )
+    expected = uninterrupted(plain, spec)
     step = stopped(plain, spec)
+    elsewhere = drill.Spec(
+        str(tmp_path / "elsewhere"), "plain_strange", faults=[{"at": "epoch 1 step 1"}], options=["own_checkpoints"]
+    )
+    stopped(plain, elsewhere)
+    shutil.copy(f"{elsewhere.dir}.out/own.pt", f"{spec.dir}.out/own.pt")
     outcome = plain.run(spec.plain())
-    assert outcome.codes == [1]
+    assert outcome.codes == [1], outcome.log
     assert "the script has loaded own.pt before its loop, which it had not when the run began" in outcome.log
     assert assert_whole(spec.dir).step == step
     anew = plain.run(spec.plain(options=["own_checkpoints", "--anew"]))
     assert anew.codes == [0], anew.log
-    assert anew.printed == uninterrupted(plain, spec)
+    assert anew.printed == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("secretive", "this loop goes on unprotected, since its state cannot be saved"),
-        ("background", "unprotected, since its batches are fetched by another thread than the one that trains"),
-        ("elsewhere", "unprotected, since its optimizer steps in another thread than the one that fetches its batches"),
-    ],
-)
 def test_what_cannot_be_followed_runs_on_and_says_so(plain, tmp_path, kind, message):
     spec = drill.Spec(str(tmp_path / "run"), "plain_strange", options=[kind])
     outcome = plain.run(spec)

@@ -45,6 +45,8 @@ _AT_START = 300_000
 """Objects that are looked into as a loop begins."""
 _HUGE = 1 << 30
 """Bytes of an array that is not read to its end to find out whether it has changed, but in many places."""
+_FEW = 64
+"""Generators of random numbers whose states are noted at each point."""
 _LINES, _LINE = 1 << 16, 64
 """How many, and their bytes."""
 
@@ -85,6 +87,10 @@ class Frames:
     def __init__(self) -> None:
         self._constant: dict[int, tuple[Any, Any]] = {}
         self._many = False
+        self._generators: list[Any] = []
+        """Those that the script holds as its loop begins."""
+        self._drawn: dict[int, Any] = {}
+        """Their states at the last point, by identity."""
 
     def note_start(self, frame: FrameType | None) -> None:
         """The loop begins: what is there was made without any of its modules, and will be made again.
@@ -92,8 +98,14 @@ class Frames:
         Small tensors are saved all the same, since ``x.data`` changes them without a trace, unless there is a whole
         dataset of them."""
         found = Walk(most=_AT_START).frames(_script_frames(frame)).found
+        self._generators = [one for one in found.values() if generators.is_generator(one)][:_FEW]
         small = [one for one in found.values() if isinstance(one, torch.Tensor) and one.nbytes <= _LARGE]
         self._note_constants(found, above=0 if sum(one.nbytes for one in small) > _DATASET else _LARGE)
+
+    def note_generators(self) -> None:
+        """This is a point: a save in the middle of a step needs what the generators were here."""
+        if self._generators:
+            self._drawn = {id(one): generators.state_of(one) for one in self._generators}
 
     def note_constants(self, frame: FrameType | None) -> None:
         """In its first steps: large tensors that are there now, moved to a device say."""
@@ -162,11 +174,22 @@ class Frames:
         cut = [f"{_list(changed)} may have changed since the last boundary"] if changed else []
         return _limited(values, limit, cut, lambda value: value.detach() if isinstance(value, torch.Tensor) else value)
 
-    def content(self, frame: FrameType | None, known: Container[int], limit: int = LIMIT) -> Variables:
-        """What a checkpoint holds of them."""
+    def content(
+        self, frame: FrameType | None, known: Container[int], limit: int = LIMIT, *, exact: bool = True
+    ) -> Variables:
+        """What a checkpoint holds of them. ``exact``: this is a point, not the middle of a step."""
         walk = Walk(known).frames(_script_frames(frame))
         found = {name: value for name, value in walk.found.items() if not self._is_constant(value)}
-        return _limited(found, limit, walk.cut)
+        if exact:
+            return _limited(found, limit, walk.cut)
+        drawn = [
+            _plain(name) for name, one in found.items() if generators.is_generator(one) and id(one) not in self._drawn
+        ]
+        cut = [*walk.cut, *([f"{_list(drawn)} may have drawn since the last boundary"] if drawn else [])]
+        return _limited(found, limit, cut, self._state_at_point)
+
+    def _state_at_point(self, value: Any) -> Any:
+        return self._drawn[id(value)] if id(value) in self._drawn else _state_of(value)
 
     def put_back(self, frame: FrameType | None, variables: Variables) -> list[str]:
         """Give the variables their content; returns the names of those that are not there, or of another kind."""

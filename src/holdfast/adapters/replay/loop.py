@@ -191,6 +191,7 @@ class Followed(Loop):
             if not self._alone:
                 self.seen.mark(trace.events)
         self.feeds.note()
+        self.frames.note_generators()
         if self._since:
             self._since.clear()
         if self._buffers is not None:
@@ -360,7 +361,7 @@ class Followed(Loop):
         limit = max(LIMIT, self._size)
         if not self._exact and self._variables is not None:
             return self.frames.content_of(self._variables, limit)
-        return self.frames.content(self._frame(), self._known_memory(), limit)
+        return self.frames.content(self._frame(), self._known_memory(), limit, exact=self._exact)
 
     def _tell_what_is_cut(self, cut: list[str]) -> None:
         # At the end of a run nothing is lost; a start of the complete run says what its checkpoint lacks.
