@@ -241,7 +241,7 @@ class Objects:
             for name, model in self.models.items():
                 _load_model(name, model, _model_tensors(name, loaded))
             for name, optimizer in self.optimizers.items():
-                optimizer.load_state_dict(_taken(loaded, f"{name}.safetensors"))
+                _load_optimizer(optimizer, _taken(loaded, f"{name}.safetensors"))
         for name, value in self.small.items():
             _restore(value, tree["objects"][name])
         return tree["run"]
@@ -265,6 +265,23 @@ def _model_tensors(name: str, loaded: Loaded) -> dict[str, torch.Tensor]:
     if not parts:
         raise StateError(f"the checkpoint holds no {name}; it has {', '.join(sorted(loaded))}")
     return {key: value for path in parts for key, value in loaded[path][0].items()}
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Restore its state. Groups keep the order of their options, and options that are unchanged stay the same objects:
+    what the script pickles is the same to the byte."""
+    before = optimizer.param_groups
+    optimizer.load_state_dict(state)
+    for group, was in zip(optimizer.param_groups, before, strict=True):
+        loaded = dict(group)
+        group.clear()
+        for key in dict.fromkeys([*was, *loaded]):
+            if key in loaded:
+                unchanged = type(was.get(key)) is type(loaded[key]) in _OPTIONS and was[key] == loaded[key]
+                group[key] = was[key] if unchanged else loaded[key]
+
+
+_OPTIONS = (bool, int, float, str, tuple)
 
 
 def _load_model(name: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:

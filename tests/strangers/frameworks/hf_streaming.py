@@ -46,3 +46,4 @@ trainer = Trainer(
 result = trainer.train()
 print(f"{result.global_step} steps, epoch {trainer.state.epoch:.4f}, loss {result.training_loss:.8f}")
 trainer.save_model("streamed-model")
+print("state of the control", trainer.state.stateful_callbacks["TrainerControl"]["args"])

@@ -51,7 +51,9 @@ x = torch.randn(256, 20)
 y = (x[:, :5].sum(1) > x[:, 5:10].sum(1)).long()
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16, shuffle=True, drop_last=True)
 model = nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 2))
-optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+decay = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+no_decay = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+optimizer = torch.optim.AdamW([{"params": no_decay, "weight_decay": 0.0}, {"params": decay}], lr=5e-3)
 saver = CheckpointSaver(model, optimizer, "output/train")
 
 for epoch in range(6):

@@ -114,7 +114,7 @@ class TrainerFiles:
         disguise = _copy_with(args, {"output_dir": folder, **({"save_only_model": False} if full else {})}, leads)
         shown = dict(vars(disguise))
         best = trainer.state.best_model_checkpoint
-        callbacks = copy.copy(trainer.state.stateful_callbacks)
+        callbacks = copy.deepcopy(trainer.state.stateful_callbacks)
         wrappers = _Wrappers(folder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(TRANSFORMERS.applied(SAVE, wrappers, to=trainer, thread=True))
@@ -130,7 +130,7 @@ class TrainerFiles:
                 # What a subclass noted in the arguments meanwhile stays.
                 vars(args).update({key: value for key, value in vars(disguise).items() if _differs(value, shown, key)})
                 trainer.state.best_model_checkpoint = best
-                if not together:
+                if full:  # not a save that the script has asked for
                     trainer.state.stateful_callbacks = callbacks
 
     def _substituted(self, path: str, value: Any, point: Point, genuine: Any) -> Any:
