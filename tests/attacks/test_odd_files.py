@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -108,8 +107,11 @@ def test_a_lock_that_is_a_link_does_not_empty_the_file_that_it_leads_to(tmp_path
 
 
 @root
-def test_the_files_of_launchers_of_other_users_are_not_read(tmp_path: Path) -> None:
-    folder = Path(tempfile.gettempdir(), f"holdfast-launch-attack-{os.getpid()}")
+def test_the_files_of_launchers_of_other_users_are_not_read(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(shared))
+    folder = shared / f"holdfast-launch-attack-{os.getpid()}"
     make = "import os, sys; os.mkdir(sys.argv[1]); os.mkfifo(sys.argv[1] + '/starting')"
     as_another_user(make, folder)
     try:
