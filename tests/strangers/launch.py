@@ -40,6 +40,11 @@ class Ended:
     """Processes that it started outlived it."""
     hung: bool = False
 
+    @property
+    def text(self) -> str:
+        """All that it wrote: a script may log to standard output, and holdfast with it."""
+        return "\n".join([self.errors, *(line for lines in self.printed for line in lines)])
+
 
 # ---------------------------------------------------------------------- in the ranks
 

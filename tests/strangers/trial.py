@@ -234,13 +234,13 @@ class Trial:
             lines = [self._text.evidence(each.printed[rank], work) for each in attempts]
             differences.append(self._lines_differ(want, lines))
         differences += files_differ(off, work, self._text, row.ignore_files, more=row.more_files)
-        resumed = any(re.search(row.resumes, each.errors) for each in attempts[not row.worker :])
+        resumed = any(re.search(row.resumes, each.text) for each in attempts[not row.worker :])
         if row.verdict is not Verdict.UNPROTECTED and not resumed:
             problems.append("it did not resume, but began anew")
         differences = [text for text in differences if text]
         if row.verdict is not Verdict.INEXACT:
             return problems + differences
-        said = [line for each in attempts for line in each.errors.splitlines() if re.search(row.says, line)]
+        said = [line for each in attempts for line in each.text.splitlines() if re.search(row.says, line)]
         return problems + ([] if said else [f"it is inexact and does not say {row.says!r}", *differences])
 
     def _lines_differ(self, want: list[str], attempts: list[list[str]]) -> str:
