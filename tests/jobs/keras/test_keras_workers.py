@@ -53,11 +53,11 @@ def ended(jobs: list[Job], *codes: int) -> list[Outcome]:
     return outcomes
 
 
-def check_the_rest(server: Server, folder: Path, undisturbed: list[Outcome]) -> None:
-    rest = ended(start(server, folder, *SHAPE), 0)
+def check_the_rest(server: Server, folder: Path, undisturbed: list[Outcome], *args: str) -> None:
+    rest = ended(start(server, folder, *SHAPE, *args), 0)
     assert [outcome.result for outcome in rest] == [outcome.result for outcome in undisturbed], rest[0].log
     progress = json.loads((folder / "run/training_progress.json").read_text())
-    assert (progress["step"], progress["totalSteps"], progress["epoch"]) == (36, 36, 3), progress
+    assert (progress["step"], progress["totalSteps"], progress["epoch"]) == (36, 36, 3), rest[0].log
     assert float(progress["learningRate"]) > 0
 
 
@@ -180,7 +180,7 @@ def test_a_worker_that_dies_between_gradients_and_logs_costs_the_step_in_flight(
     ended(start(workers, tmp_path, *SHAPE, "--between", "--kill", "1:exchanged:23:9"), 1, -9)  # 6 of them in validation
     newest = assert_whole(str(tmp_path / "run"))
     assert (newest.step, newest.manifest.reason, newest.manifest.inexact) == (16, "rescue", ())
-    check_the_rest(workers, tmp_path, undisturbed)
+    check_the_rest(workers, tmp_path, undisturbed, "--between")
 
 
 def test_a_step_that_has_changed_the_weights_is_not_taken_for_the_one_before_it(

@@ -72,6 +72,10 @@ class Stream(torch.utils.data.IterableDataset):
         return iter(Data(args.samples, augment=False))
 
 
+TRACES = {}
+"""By model, what it has trained in this process: an attribute of it would be restored."""
+
+
 class Net(L.LightningModule):
     def __init__(self):
         super().__init__()
@@ -83,7 +87,6 @@ class Net(L.LightningModule):
             torch.nn.Dropout(0.2),
             torch.nn.Linear(16, 2),
         )
-        self.trace = []
         self.seen = 0
         if args.metric:
             import torchmetrics
@@ -113,7 +116,7 @@ class Net(L.LightningModule):
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
-        self.trace.append([self.global_step, batch_idx, loss.item()])
+        TRACES.setdefault(id(self), []).append([self.global_step, batch_idx, loss.item()])
         time.sleep(args.step_s)
         return loss
 
@@ -233,7 +236,7 @@ result = {
     "digests": digests,
     "steps": trainer.global_step,
     "epochs": trainer.current_epoch,
-    "trace": model.trace,
+    "trace": TRACES.get(id(model), []),
     "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     "best": float(best.best_model_score) if best.best_model_score is not None else None,
     "lr": trainer.optimizers[0].param_groups[0]["lr"],

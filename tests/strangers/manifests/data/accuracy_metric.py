@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-MODULE = '''
+MODULE = """
 import datasets
 import evaluate
 
@@ -17,7 +17,7 @@ class Accuracy(evaluate.Metric):
     def _compute(self, predictions, references):
         right = sum(int(one == other) for one, other in zip(predictions, references))
         return {"accuracy": right / len(references)}
-'''
+"""
 
 path = Path(sys.argv[1])
 path.parent.mkdir(parents=True, exist_ok=True)
