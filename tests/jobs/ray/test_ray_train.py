@@ -305,6 +305,11 @@ def test_a_function_that_fails_and_restores_itself_does_so_as_ever(
     assert "replaying" not in job.said()
 
 
+@pytest.mark.xfail(
+    reason="a replay shows the files of the run's beginning: the script does not find the one by which it knows that it "
+    "has raised, which only the lost part of the first attempt has made",
+    strict=True,
+)
 @pytest.mark.parametrize("raising", [("0", "1"), ("1",)], ids=["all ranks", "one rank"])
 @pytest.mark.share(2)
 def test_after_a_failure_and_a_preemption_each_report_is_made_once(
