@@ -306,8 +306,8 @@ def test_a_function_that_fails_and_restores_itself_does_so_as_ever(
 
 
 @pytest.mark.xfail(
-    reason="a replay shows the files of the run's beginning: the script does not find the one by which it knows that it "
-    "has raised, which only the lost part of the first attempt has made",
+    reason="a replay shows the files of the run's beginning: the script does not find the one by which it knows that "
+    "it has raised, which only the lost part of the first attempt has made",
     strict=True,
 )
 @pytest.mark.parametrize("raising", [("0", "1"), ("1",)], ids=["all ranks", "one rank"])
