@@ -470,7 +470,7 @@ class Followed(Loop):
         if seen is None:
             seen = {**Seen().content(), "lost": "it died with this rank"}
             self.lost.append(f"what the script of rank {rank} read out of tensors is lost")
-        if not positions and self._variables_now().content:
+        if not record.passes and self._variables_now().content:
             self.lost.append(f"tensors that variables of rank {rank} held are lost")
         if self.feeds.changed:
             self.lost.append(f"what datasets and samplers of rank {rank} kept for themselves is lost")
