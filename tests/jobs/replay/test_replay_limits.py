@@ -132,6 +132,14 @@ def test_a_script_that_finds_a_checkpoint_of_somebody_else_is_told_to_choose(pla
     assert anew.printed == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("secretive", "this loop goes on unprotected, since its state cannot be saved"),
+        ("background", "unprotected, since its batches are fetched by another thread than the one that trains"),
+        ("elsewhere", "unprotected, since its optimizer steps in another thread than the one that fetches its batches"),
+    ],
+)
 def test_what_cannot_be_followed_runs_on_and_says_so(plain, tmp_path, kind, message):
     spec = drill.Spec(str(tmp_path / "run"), "plain_strange", options=[kind])
     outcome = plain.run(spec)
