@@ -93,7 +93,7 @@ def unsaved(callbacks: Iterable[Any]) -> list[str]:
 
 
 def change_weights(callbacks: Iterable[Any]) -> bool:
-    """Whether one of them may change weights or rates between an epoch's last batch and the first of the next."""
+    """True if one of them may change weights or rates between an epoch's last batch and the first of the next."""
     return any(not _is_known(one) or type(one).__name__ not in _ONLY_READ for one in callbacks)
 
 

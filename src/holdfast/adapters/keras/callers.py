@@ -1,4 +1,4 @@
-"""Who calls ``fit``: the values of the variables that tell one call from the next.
+"""The caller of ``fit``: the values of the variables that tell one call from the next.
 
 These are the parameters of the functions on the way to it, the variables of the loops around it, what is counted up,
 and what a ``while`` loop has set for this turn: numbers, texts, and small collections of them. What is another value at
@@ -65,7 +65,7 @@ def described(
 
 
 def _seed() -> Any:
-    """What ``set_random_seed`` was called with last."""
+    """The last seed that ``set_random_seed`` was called with."""
     keras: Any = sys.modules.get("keras.src.utils.rng_utils")
     seed = keras.get_random_seed() if hasattr(keras, "get_random_seed") else None
     tensorflow: Any = sys.modules.get("tensorflow.python.eager.context")
@@ -143,7 +143,7 @@ class _Loop(NamedTuple):
     targets: frozenset[str]
     """The variables of a ``for``."""
     stores: tuple[tuple[int, str], ...]
-    """Of a ``while``: where in the function the names are set that it sets."""
+    """The places in the function where the names are set that a ``while`` sets."""
 
 
 class _Names(NamedTuple):
@@ -151,7 +151,7 @@ class _Names(NamedTuple):
 
     parameters: tuple[str, ...]
     counters: tuple[str, ...]
-    """Of ``i += 1``."""
+    """The names that statements such as ``i += 1`` change."""
     loops: tuple[_Loop, ...]
 
 

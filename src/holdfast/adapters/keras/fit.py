@@ -83,7 +83,7 @@ class Run(Protocol):
     frozen: bool
     kept: KeptState | None
     doubts_told: set[str]
-    """What was said of any call of ``fit`` that cannot be exact."""
+    """Reasons, already logged, why a call of ``fit`` cannot be exact."""
 
     def listen_again(self) -> None: ...
 
